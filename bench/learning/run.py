@@ -2,6 +2,7 @@
 
     cargo build --release
     python run.py --lockstep ../../target/release/lockstep --seeds 1 2 3
+    python run.py --lockstep ../../target/release/lockstep --seeds 1 2 3 --cores 2     # all at once, two cores each
     python run.py --plot raw-<date>.jsonl ../../docs/learning.svg
 
 The model is a LLaMA of 0.7 million parameters with the byte tokenizer. A problem is `27+45=`, and its answer is
@@ -15,24 +16,29 @@ The model is a LLaMA of 0.7 million parameters with the byte tokenizer. A proble
     reward     1200 steps on the same pairs
     ppo        500 steps from sft, with the reward model of that run
 
-Completions are sampled at temperature 1, one per held-out problem. Pairs of held-out problems are all labelled right.
+The runs that start from `sft` and those that start from `full` form two chains; ppo waits for both. Without `--cores`
+everything runs one after the other. With it, every chain of every seed runs at the same time, pinned to that many cores
+of its own. Completions are sampled at temperature 1, one per held-out problem. Pairs of held-out problems are all labelled right.
 Prints JSON lines, which also go to raw-<date>.jsonl: one per evaluation, then one per seed.
 """
 
 import argparse
+import concurrent.futures
 import datetime
 import hashlib
 import json
+import os
 import pathlib
 import random
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-COMMON = dict(logging_steps=50, save_strategy="no", overwrite_output_dir=True)
+COMMON = dict(device="cpu", logging_steps=50, save_strategy="no", overwrite_output_dir=True)
 MODEL = dict(architecture="LlamaForCausalLM", hidden_size=128, intermediate_size=384, num_hidden_layers=3,
              num_attention_heads=4, max_position_embeddings=256)
 SFT = dict(tokenizer="byte", max_length=48, per_device_train_batch_size=32, learning_rate=2e-3, adam_beta2=0.95,
@@ -54,35 +60,68 @@ def main():
     parser.add_argument("--lockstep", default=HERE / "../../target/release/lockstep", type=pathlib.Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--cores", type=int, help="run all chains at once, each on this many cores")
+    parser.add_argument("--raw", type=pathlib.Path, help="file for the raw lines [default: raw-<date>.jsonl here]")
     parser.add_argument("--plot", nargs=2, metavar=("RAW", "SVG"), help="draw the results of an earlier run")
     args = parser.parse_args()
     if args.plot:
         lines = [json.loads(line) for line in pathlib.Path(args.plot[0]).read_text().splitlines()]
         pathlib.Path(args.plot[1]).write_text(drawing(lines))
         return
-    with open(HERE / f"raw-{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.jsonl", "a") as raw:
-        for seed in args.seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                Runs(args, raw, seed, pathlib.Path(folder)).all()
+    raw_file = args.raw or HERE / f"raw-{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.jsonl"
+    cores = sorted(os.sched_getaffinity(0))
+    at_once = len(cores) // args.cores if args.cores else 1
+    free = [cores[i * args.cores:(i + 1) * args.cores] for i in range(at_once)] if args.cores else [cores]
+    with open(raw_file, "a") as raw, concurrent.futures.ThreadPoolExecutor(at_once) as pool:
+        folders = [tempfile.TemporaryDirectory() for _ in args.seeds]
+        seeds = [Runs(args, raw, seed, pathlib.Path(folder.name), free) for seed, folder in zip(args.seeds, folders)]
+        chains = [(pool.submit(one.on_own_cores, one.from_sft), pool.submit(one.on_own_cores, one.from_full))
+                  for one in seeds]
+        for one, (from_sft, from_full) in zip(seeds, chains):
+            one.finish(from_sft.result(), from_full.result())
+        for folder in folders:
+            folder.cleanup()
 
 
 class Runs:
     """The runs of one seed, in one folder."""
 
-    def __init__(self, args, raw, seed, folder):
-        self.lockstep, self.threads = args.lockstep.resolve(), args.threads
+    lock = threading.Lock()
+
+    def __init__(self, args, raw, seed, folder, free):
+        self.lockstep, self.threads, self.free = args.lockstep.resolve(), args.threads, free
         self.raw, self.seed, self.folder = raw, seed, folder
+        self.has_sft = threading.Event()
         make_data(folder, seed)
 
-    def all(self):
+    def on_own_cores(self, chain):
+        with self.lock:
+            cores = self.free.pop()
+        try:
+            # Affinity belongs to the calling thread, and processes that it starts inherit it.
+            os.sched_setaffinity(0, cores)
+            return chain()
+        finally:
+            with self.lock:
+                self.free.append(cores)
+
+    def from_sft(self):
         self.run("sft", SFT | dict(model=MODEL, train_files="demonstrations.jsonl", max_steps=300))
+        self.has_sft.set()
         grpo = self.run("grpo", GRPO | dict(model_name_or_path="sft/model"))
-        continued = self.continued(grpo["seconds"])
+        return grpo, self.continued(grpo["seconds"])
+
+    def from_full(self):
         self.run("full", SFT | dict(model=MODEL, train_files="all.jsonl", max_steps=700))
         base = PAIRS | dict(model_name_or_path="full/model")
         dpo = self.run("dpo", base | dict(algorithm="dpo", learning_rate=1e-4, max_steps=400, eval_steps=100))
         reward = self.run("reward", base | dict(algorithm="reward", learning_rate=3e-4, max_steps=1200, eval_steps=200))
+        self.has_sft.wait()
         ppo = self.run("ppo", PPO | dict(model_name_or_path="sft/model", reward_model_path="reward/model"))
+        return dpo, reward, ppo
+
+    def finish(self, from_sft, from_full):
+        (grpo, continued), (dpo, reward, ppo) = from_sft, from_full
         first, last = ppo["evaluations"][0], ppo["evaluations"][-1]
         self.record({"summary": {
             "seed": self.seed,
@@ -136,9 +175,10 @@ class Runs:
         return result
 
     def record(self, line):
-        print(json.dumps(line), flush=True)
-        self.raw.write(json.dumps(line) + "\n")
-        self.raw.flush()
+        with self.lock:
+            print(json.dumps(line), flush=True)
+            self.raw.write(json.dumps(line) + "\n")
+            self.raw.flush()
 
 
 def make_data(folder, seed):

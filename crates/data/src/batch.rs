@@ -6,6 +6,8 @@
 //! In the layout of scalar heads (reward and value models) a document of n tokens takes n positions, and the model's
 //! output at the last one is the score of the document.
 
+use std::ops::Range;
+
 use crate::doc::SUPERVISED;
 use crate::{DataError, DataTask, Dataset};
 
@@ -23,6 +25,9 @@ pub struct Batch {
     /// The index of each document in the dataset, or the number that the caller gave it. In a dataset of preference
     /// pairs, documents `2 * p` and `2 * p + 1` are the chosen and the rejected one of pair `p`.
     pub samples: Vec<u32>,
+    /// For each document, how many of its first tokens are also those of the document before it. Models compute them
+    /// once where the plan allows it.
+    pub shared: Vec<u32>,
     /// The number of ones in `weights`.
     pub supervised: u64,
     /// Read buffer for one document; empty between calls.
@@ -39,6 +44,7 @@ impl Batch {
         self.cu_seqlens.clear();
         self.cu_seqlens.push(0);
         self.samples.clear();
+        self.shared.clear();
         self.supervised = 0;
     }
 
@@ -63,7 +69,7 @@ impl Batch {
     /// Replaces the content with `rows` of `dataset` in the layout of scalar heads.
     pub fn fill_sequences(&mut self, dataset: &Dataset, rows: &[u32]) -> Result<(), DataError> {
         self.fill_with(dataset, rows, |batch, words, doc| {
-            batch.push_scored(words.map(|word| word & !SUPERVISED), doc);
+            batch.push_scored(words.map(|word| word & !SUPERVISED), None, doc);
         })
     }
 
@@ -96,12 +102,12 @@ impl Batch {
     }
 
     /// Appends a document in the layout of scalar heads: the targets repeat the next tokens (0 at the last position),
-    /// and only the last position has the weight 1.
+    /// and the positions `scored` of the document have the weight 1.
     ///
     /// # Panics
     /// If there are no tokens.
-    pub fn push_sequence(&mut self, tokens: &[u32], sample: u32) {
-        self.push_scored(tokens.iter().copied(), sample);
+    pub fn push_sequence(&mut self, tokens: &[u32], scored: Range<usize>, sample: u32) {
+        self.push_scored(tokens.iter().copied(), Some(scored), sample);
     }
 
     /// Appends tokens, each with whether it counts in the loss as a target.
@@ -118,14 +124,17 @@ impl Batch {
         self.end_document(start, sample);
     }
 
-    fn push_scored(&mut self, tokens: impl Iterator<Item = u32>, sample: u32) {
+    /// `scored` is the last position if it is `None`.
+    fn push_scored(&mut self, tokens: impl Iterator<Item = u32>, scored: Option<Range<usize>>, sample: u32) {
         let start = self.tokens.len();
         self.tokens.extend(tokens);
         self.targets.extend_from_slice(self.tokens.get(start + 1..).unwrap_or(&[]));
         self.targets.push(0);
-        self.weights.resize(self.tokens.len().saturating_sub(1), 0.0);
-        self.weights.push(1.0);
-        self.supervised += 1;
+        self.weights.resize(self.tokens.len(), 0.0);
+        let len = self.tokens.len() - start;
+        let scored = scored.unwrap_or(len.saturating_sub(1)..len);
+        self.weights[start..][scored.clone()].fill(1.0);
+        self.supervised += scored.len() as u64;
         self.end_document(start, sample);
     }
 
@@ -138,6 +147,9 @@ impl Batch {
         if self.cu_seqlens.is_empty() {
             self.cu_seqlens.push(0);
         }
+        let before = self.cu_seqlens.len().checked_sub(2).map_or(start, |doc| self.cu_seqlens[doc] as usize);
+        let same = self.tokens[before..start].iter().zip(&self.tokens[start..]).take_while(|(a, b)| a == b);
+        self.shared.push(same.count() as u32);
         self.cu_seqlens.push(end);
         self.samples.push(sample);
     }

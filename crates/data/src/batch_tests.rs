@@ -115,8 +115,8 @@ fn documents_and_sequences_are_appended() {
     // A document without supervised targets, then one with a score.
     batch.clear();
     batch.push_document(&[5, 6], 2, 0);
-    batch.push_sequence(&[1, 2, 3], 1);
-    batch.push_sequence(&[4], 2);
+    batch.push_sequence(&[1, 2, 3], 2..3, 1);
+    batch.push_sequence(&[4], 0..1, 2);
     assert_eq!(batch.tokens, [5, 1, 2, 3, 4]);
     assert_eq!(batch.targets, [6, 2, 3, 0, 0]);
     assert_eq!(batch.weights, [0.0, 0.0, 0.0, 1.0, 1.0]);

@@ -13,6 +13,19 @@ pub struct MicroBatch<'a> {
     /// The index of each document in the data set, \[documents\], which dropout masks depend on. May be empty without
     /// dropout.
     pub samples: &'a [u32],
+    /// Zero where the head's outputs are not needed, \[T\]: the head does not run there, outputs are zero, and
+    /// coefficients are ignored. Empty: all outputs are needed.
+    pub weights: &'a [f32],
+    /// The number of first tokens that each document has in common with the one before it, \[documents\]. If the plan
+    /// lets documents share rows, these are computed once. May be empty.
+    pub shared: &'a [u32],
+}
+
+impl MicroBatch<'_> {
+    /// Whether the head's output at a position is needed.
+    pub(crate) fn needs_output(&self, position: usize) -> bool {
+        self.weights.get(position).is_none_or(|weight| *weight != 0.0)
+    }
 }
 
 /// Provides a training step with batches and with the objective. Methods are called from the compute lane; they must not

@@ -76,7 +76,7 @@ pub(crate) struct Shared {
     pub(crate) steps: StepStates,
     pub(crate) norm: Mutex<NormScratch>,
     /// Micro-batches whose outputs are being copied to the host, and their numbers of tokens.
-    pub(crate) pending_outputs: Mutex<Vec<(u32, usize)>>,
+    pub(crate) pending_outputs: Mutex<Vec<u32>>,
     /// For each phase; set only in tests.
     pub(crate) poison: OnceLock<Vec<Poison>>,
 }

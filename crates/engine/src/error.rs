@@ -37,6 +37,10 @@ pub enum EngineError {
     )]
     BadSequenceBounds { at: usize, tokens: usize },
     #[error(
+        "document {doc} of a micro-batch does not share its first {common} tokens with the one before it"
+    )]
+    NotShared { doc: usize, common: usize },
+    #[error(
         "a decode batch of {docs} sequences has {found} entries in its page tables, which need {table_len} each"
     )]
     PageTableLength { found: usize, docs: usize, table_len: usize },
@@ -65,6 +69,7 @@ impl Fault for EngineError {
             | EngineError::UnplannedPosition { .. }
             | EngineError::LengthMismatch { .. }
             | EngineError::BadSequenceBounds { .. }
+            | EngineError::NotShared { .. }
             | EngineError::PageTableLength { .. }
             | EngineError::SharedPage { .. }
             | EngineError::PositionGap { .. }
@@ -98,6 +103,7 @@ impl Fault for EngineError {
             | EngineError::UnplannedPosition { .. }
             | EngineError::LengthMismatch { .. }
             | EngineError::BadSequenceBounds { .. }
+            | EngineError::NotShared { .. }
             | EngineError::PageTableLength { .. }
             | EngineError::SharedPage { .. }
             | EngineError::PositionGap { .. }

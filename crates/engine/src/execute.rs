@@ -16,6 +16,7 @@ use crate::driver::{Coefficients, DecodeDriver, PhaseDriver, StepDriver};
 use crate::engine::Shared;
 use crate::error::EngineError;
 use crate::inputs::BatchSize;
+use crate::io_staging::compact;
 use crate::lanes::ScheduleRun;
 use crate::task::Task;
 
@@ -234,7 +235,7 @@ impl Shared {
         let inputs = self.input_views(batch);
         let view = |address: &Address| address.view(&self.memories);
         // The decode program computes logits only; there are no outputs per token.
-        let outputs = if inputs.decode.is_some() { 0 } else { batch.tokens };
+        let outputs = if inputs.page_tables.is_some() { 0 } else { batch.head_rows };
         let writes_grads = matches!(which, ProgramKind::Backward | ProgramKind::Fused);
         let grads_of = |u: usize| all.units[u].grad_target.filter(|_| writes_grads);
         let tied = (model.shape.head_is_tied() && index == self.head_unit()).then(|| model.embed() as usize);
@@ -263,13 +264,13 @@ impl Shared {
                 targets: inputs.targets,
                 positions: inputs.positions,
                 cu_seqlens: inputs.cu_seqlens,
+                head_rows: inputs.head_rows,
+                shared_rows: inputs.shared_rows,
                 outputs: self.per_channel(view(&all.outputs), outputs),
-                coefficients: all.coefficients.as_ref().map(|c| self.per_channel(view(c), batch.tokens)),
-                decode: inputs.decode.map(|[page_tables, last_rows]| DecodeInputs {
-                    cache: self.cache(index),
-                    page_tables,
-                    last_rows,
-                }),
+                coefficients: all.coefficients.as_ref().map(|c| self.per_channel(view(c), batch.head_rows)),
+                decode: inputs
+                    .page_tables
+                    .map(|page_tables| DecodeInputs { cache: self.cache(index), page_tables }),
             },
             tables: view(&all.rope_tables),
             workspace: view(&all.workspace),
@@ -312,31 +313,36 @@ impl Shared {
         micro_batch: u32,
         batch: BatchSize,
     ) -> Result<(), EngineError> {
-        let (staging, real_tokens) = (self.coefficients_on_host(micro_batch), batch.real_tokens);
+        let staging = self.coefficients_on_host(micro_batch);
         staging.zero_host();
         let scale = self.steps.of(run).loss_scale as f32;
         let ahead = self.plan.input.coefficients_ahead;
+        let tokens = driver.batch(micro_batch).tokens.len();
         if !ahead {
-            self.transfer_channels(queue, self.outputs_on_host(micro_batch), self.outputs(), real_tokens);
+            let on_host = self.outputs_on_host(micro_batch);
+            self.transfer_channels(queue, on_host, self.outputs(), batch.real_head_rows);
             // The objective reads them on the host.
             queue.synchronize()?;
+            self.expand_outputs(micro_batch, &driver.batch(micro_batch));
         }
         let (channels, stride) = (self.model().channels, self.channel_stride());
         lockstep_ops::host::with_slice_mut(staging, |values| {
-            let mut out = Coefficients { channels, stride, tokens: real_tokens, values };
+            let mut out = Coefficients { channels, stride, tokens, values };
             match ahead {
                 true => driver.coefficients(micro_batch, None, &mut out),
-                false => self.with_outputs(micro_batch, real_tokens, |outputs| {
+                false => self.with_outputs(micro_batch, tokens, |outputs| {
                     driver.coefficients(micro_batch, Some(outputs), &mut out);
                 }),
             }
-            if scale != 1.0 {
-                for channel in channels.iter() {
-                    out.get(channel).iter_mut().for_each(|coefficient| *coefficient *= scale);
+            for channel in channels.iter() {
+                let coefficients = out.get(channel);
+                compact(coefficients, &driver.batch(micro_batch));
+                if scale != 1.0 {
+                    coefficients.iter_mut().for_each(|coefficient| *coefficient *= scale);
                 }
             }
         });
-        self.transfer_channels(queue, self.coefficients(), staging, batch.tokens);
+        self.transfer_channels(queue, self.coefficients(), staging, batch.head_rows);
         Ok(())
     }
 }

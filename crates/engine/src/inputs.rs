@@ -1,34 +1,28 @@
 //! Checks micro-batches and copies them to the device.
 
 use lockstep_device::{Queue, View};
+use lockstep_ops::rows::RowMap;
 use lockstep_plan::{GenerationBounds, PhaseKind};
 
+use crate::batch_fill::BatchFill;
 use crate::driver::{DecodeBatch, MicroBatch};
 use crate::engine::Shared;
 use crate::error::EngineError;
 
-/// The size of the current micro-batch.
+/// The size of the current micro-batch. Counts include padding, which fills the last block of a device with its own
+/// memory and does not affect any result; `real_` counts do not.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct BatchSize {
+    /// Rows that are computed.
     pub(crate) tokens: usize,
     pub(crate) docs: usize,
-    /// Tokens without padding. Padding fills the last block and does not affect any result.
-    pub(crate) real_tokens: usize,
-}
-
-/// A device with its own memory gets multiples of this many tokens.
-const BLOCK_TOKENS: usize = 256;
-
-impl BatchSize {
-    /// The size with the last block padded by one more document, whose coefficients and gradients are zero.
-    fn padded(&self) -> BatchSize {
-        let tokens = self.tokens.next_multiple_of(BLOCK_TOKENS);
-        BatchSize {
-            tokens,
-            docs: self.docs + usize::from(tokens > self.tokens),
-            real_tokens: self.real_tokens,
-        }
-    }
+    /// Positions of all documents: more than rows if documents share some.
+    pub(crate) positions: usize,
+    pub(crate) real_positions: usize,
+    /// Rows that the head runs on.
+    pub(crate) head_rows: usize,
+    pub(crate) real_head_rows: usize,
+    pub(crate) shares_rows: bool,
 }
 
 /// The parts of the inputs buffer, with the lengths of a batch.
@@ -37,8 +31,10 @@ pub(crate) struct InputViews<'m> {
     pub(crate) targets: View<'m>,
     pub(crate) positions: View<'m>,
     pub(crate) cu_seqlens: View<'m>,
-    /// Page tables and the rows to sample from; in the generate phase only.
-    pub(crate) decode: Option<[View<'m>; 2]>,
+    pub(crate) head_rows: RowMap<'m>,
+    pub(crate) shared_rows: Option<RowMap<'m>>,
+    /// In the generate phase only.
+    pub(crate) page_tables: Option<View<'m>>,
     /// The data set index of each document; in training with dropout only.
     pub(crate) samples: Option<View<'m>>,
 }
@@ -51,23 +47,29 @@ impl Shared {
 
     /// The parts of an inputs buffer, wherever it is.
     pub(crate) fn parts_of<'m>(&self, all: View<'m>, batch: BatchSize) -> InputViews<'m> {
-        let BatchSize { tokens, docs, .. } = batch;
+        let BatchSize { tokens, docs, positions, head_rows, real_head_rows, .. } = batch;
         let model = self.model();
-        let (max_tokens, decode_docs) = (model.bounds.tokens, model.max_decode_docs());
+        let at = model.inputs_layout(self.plan.input.has_separate_memory());
         let is_generating = self.schedule_phase().kind == PhaseKind::Generate;
-        let tables_start =
-            3 * max_tokens + model.max_docs(self.plan.input.has_separate_memory()).max(decode_docs) + 1;
-        let rows_start = tables_start + model.page_table_elems();
         let pages_per_doc = model.generation.map_or(0, |generation| generation.pages_per_doc());
+        let row_map = |[source, offsets, entries]: [usize; 3], len: usize, counted: usize| RowMap {
+            source: all.slice(source, len),
+            offsets: all.slice(offsets, tokens + 1),
+            entries: all.slice(entries, counted),
+        };
         InputViews {
-            tokens: all.slice(0, tokens),
+            tokens: all.slice(at.tokens, tokens),
             // In the generate phase: the sampled token of each sequence.
-            targets: all.slice(max_tokens, if is_generating { docs } else { tokens }),
-            positions: all.slice(2 * max_tokens, tokens),
-            cu_seqlens: all.slice(3 * max_tokens, docs + 1),
-            decode: is_generating
-                .then(|| [all.slice(tables_start, docs * pages_per_doc), all.slice(rows_start, docs)]),
-            samples: self.uses_dropout().then(|| all.slice(rows_start + decode_docs, docs)),
+            targets: all.slice(at.targets, head_rows),
+            positions: all.slice(at.positions, tokens),
+            cu_seqlens: all.slice(at.cu_seqlens, docs + 1),
+            head_rows: row_map(at.head_rows, head_rows, real_head_rows),
+            shared_rows: at
+                .shared_rows
+                .filter(|_| batch.shares_rows)
+                .map(|at| row_map(at, positions, batch.real_positions)),
+            page_tables: is_generating.then(|| all.slice(at.page_tables, docs * pages_per_doc)),
+            samples: self.uses_dropout().then(|| all.slice(at.samples, docs)),
         }
     }
 
@@ -84,36 +86,29 @@ impl Shared {
         queue: &Queue,
     ) -> Result<BatchSize, EngineError> {
         let bounds = self.model().bounds;
-        let real_tokens = batch.tokens.len();
-        let size =
-            BatchSize { tokens: real_tokens, docs: batch.cu_seqlens.len().saturating_sub(1), real_tokens };
-        within("tokens", size.tokens, bounds.tokens)?;
-        within("documents", size.docs, bounds.docs)?;
-        within("tokens in one document", longest_of(batch.cu_seqlens, real_tokens)?, bounds.max_doc)?;
+        let (positions, docs) = (batch.tokens.len(), batch.cu_seqlens.len().saturating_sub(1));
+        within("tokens", positions, bounds.tokens)?;
+        within("documents", docs, bounds.docs)?;
+        within("tokens in one document", longest_of(batch.cu_seqlens, positions)?, bounds.max_doc)?;
         for (what, values) in [("targets", batch.targets), ("positions", batch.positions)] {
-            one_per_token(what, values.len(), real_tokens)?;
+            one_per_token(what, values.len(), positions)?;
+        }
+        if !batch.weights.is_empty() {
+            one_per_token("weights", batch.weights.len(), positions)?;
         }
         self.check_ids("target", batch.targets)?;
         self.check_tokens(batch.tokens, batch.positions)?;
+        let is_separate = self.plan.input.has_separate_memory();
+        let fill = BatchFill {
+            batch,
+            layout: self.model().inputs_layout(is_separate),
+            max_tokens: bounds.tokens,
+            shares_rows: bounds.shares_rows,
+            pads: is_separate,
+            uses_samples: self.uses_dropout(),
+        };
         let staging = self.inputs_on_host(micro_batch);
-        let padded = if self.plan.input.has_separate_memory() { size.padded() } else { size };
-        let views = self.parts_of(staging, padded);
-        views.tokens.write_host(batch.tokens);
-        views.targets.write_host(batch.targets);
-        views.positions.write_host(batch.positions);
-        views.cu_seqlens.write_host(if batch.cu_seqlens.is_empty() { &[0] } else { batch.cu_seqlens });
-        if let Some(samples) = views.samples {
-            assert_eq!(batch.samples.len(), size.docs, "dropout needs a sample index per document");
-            samples.write_host(batch.samples);
-        }
-        if padded.docs > size.docs {
-            for view in [views.tokens, views.targets, views.positions] {
-                view.slice(real_tokens, padded.tokens - real_tokens).zero_host();
-            }
-            views.cu_seqlens.slice(padded.docs, 1).write_host(&[padded.tokens as u32]);
-            views.samples.iter().for_each(|samples| samples.slice(size.docs, 1).zero_host());
-        }
-        let size = padded;
+        let size = lockstep_ops::host::with_slice_mut(staging, |all: &mut [u32]| fill.run(all))?;
         self.transfer(queue, self.prepared_phase().addresses.inputs.view(&self.memories), staging);
         Ok(size)
     }
@@ -126,7 +121,9 @@ impl Shared {
     ) -> Result<BatchSize, EngineError> {
         let generation = self.model().generation.expect("a phase that generates has bounds");
         let (tokens, docs) = (new.tokens.len(), new.cu_seqlens.len().saturating_sub(1));
-        let size = BatchSize { tokens, docs, real_tokens: tokens };
+        // The head runs on the last row of every sequence.
+        let (head_rows, real_head_rows) = (docs, 0);
+        let size = BatchSize { tokens, docs, head_rows, real_head_rows, ..BatchSize::default() };
         one_per_token("positions", new.positions.len(), tokens)?;
         let longest = new.positions.iter().map(|p| *p as usize + 1).max().unwrap_or(0);
         within("new tokens", size.tokens, self.model().bounds.tokens)?;
@@ -140,10 +137,9 @@ impl Shared {
         views.tokens.write_host(new.tokens);
         views.positions.write_host(new.positions);
         views.cu_seqlens.write_host(new.cu_seqlens);
-        let [tables, picks] = views.decode.expect("this phase generates");
-        tables.write_host(new.page_tables);
+        views.page_tables.expect("this phase generates").write_host(new.page_tables);
         for (i, end) in new.cu_seqlens[1..].iter().enumerate() {
-            picks.slice(i, 1).write_host(&[end - 1]);
+            views.head_rows.source.slice(i, 1).write_host(&[end - 1]);
         }
         self.transfer(queue, self.prepared_phase().addresses.inputs.view(&self.memories), staging);
         for unit in 0..self.model().units.len() as u32 {

@@ -9,7 +9,7 @@ use lockstep_device::{Queue, View};
 use lockstep_model::PerChannel;
 use lockstep_shape::Channel;
 
-use crate::driver::{Outputs, StepDriver};
+use crate::driver::{MicroBatch, Outputs, StepDriver};
 use crate::engine::Shared;
 use crate::error::EngineError;
 use crate::inputs::BatchSize;
@@ -53,21 +53,21 @@ impl Shared {
         self.model().bounds.tokens
     }
 
-    /// The first tokens of a channel of outputs or coefficients.
-    pub(crate) fn channel<'m>(&self, of: View<'m>, index: usize, tokens: usize) -> View<'m> {
-        of.slice(index * self.channel_stride(), tokens)
+    /// The first rows of a channel of outputs or coefficients.
+    pub(crate) fn channel<'m>(&self, of: View<'m>, index: usize, rows: usize) -> View<'m> {
+        of.slice(index * self.channel_stride(), rows)
     }
 
-    /// The model's channels, each with the length of the batch.
-    pub(crate) fn per_channel<'m>(&self, of: View<'m>, tokens: usize) -> PerChannel<'m> {
+    /// The model's channels, each with the head's rows.
+    pub(crate) fn per_channel<'m>(&self, of: View<'m>, rows: usize) -> PerChannel<'m> {
         let channels = self.model().channels;
-        Channel::ALL.map(|channel| Some(self.channel(of, channels.index(channel)?, tokens)))
+        Channel::ALL.map(|channel| Some(self.channel(of, channels.index(channel)?, rows)))
     }
 
-    /// Copies the first tokens of every channel between staging and the device.
-    pub(crate) fn transfer_channels(&self, queue: &Queue, to: View<'_>, from: View<'_>, tokens: usize) {
+    /// Copies the first rows of every channel between staging and the device.
+    pub(crate) fn transfer_channels(&self, queue: &Queue, to: View<'_>, from: View<'_>, rows: usize) {
         for index in 0..self.model().channels.count() {
-            self.transfer(queue, self.channel(to, index, tokens), self.channel(from, index, tokens));
+            self.transfer(queue, self.channel(to, index, rows), self.channel(from, index, rows));
         }
     }
 
@@ -110,12 +110,29 @@ impl Shared {
         batch: BatchSize,
     ) {
         if self.prepared_phase().addresses.io_staging.is_none() {
-            return self.with_outputs(micro_batch, batch.real_tokens, |outputs| {
-                driver.outputs(micro_batch, outputs)
+            return self.expand_and_deliver(driver, micro_batch);
+        }
+        let staging = self.outputs_on_host(micro_batch);
+        self.transfer_channels(queue, staging, self.outputs(), batch.real_head_rows);
+        self.pending_outputs.lock().unwrap_or_else(|e| e.into_inner()).push(micro_batch);
+    }
+
+    fn expand_and_deliver(&self, driver: &mut dyn StepDriver, micro_batch: u32) {
+        let tokens = self.expand_outputs(micro_batch, &driver.batch(micro_batch));
+        self.with_outputs(micro_batch, tokens, |outputs| driver.outputs(micro_batch, outputs));
+    }
+
+    /// Moves the outputs on the host from the head's rows to the positions of the batch, in place. Positions without an
+    /// output get zero. Returns the number of positions.
+    pub(crate) fn expand_outputs(&self, micro_batch: u32, batch: &MicroBatch) -> usize {
+        let tokens = batch.tokens.len();
+        if !batch.weights.is_empty() {
+            let (channels, stride) = (self.model().channels.count(), self.channel_stride());
+            lockstep_ops::host::with_slice_mut(self.outputs_on_host(micro_batch), |values: &mut [f32]| {
+                (0..channels).for_each(|channel| expand(&mut values[channel * stride..][..tokens], batch));
             });
         }
-        self.transfer_channels(queue, self.outputs_on_host(micro_batch), self.outputs(), batch.real_tokens);
-        self.pending_outputs.lock().unwrap_or_else(|e| e.into_inner()).push((micro_batch, batch.real_tokens));
+        tokens
     }
 
     /// Calls `look` with the outputs on the host.
@@ -138,10 +155,60 @@ impl Shared {
         queue: &Queue,
     ) -> Result<(), EngineError> {
         queue.synchronize()?;
-        for (micro_batch, tokens) in self.pending_outputs.lock().unwrap_or_else(|e| e.into_inner()).drain(..)
-        {
-            self.with_outputs(micro_batch, tokens, |outputs| driver.outputs(micro_batch, outputs));
+        for micro_batch in self.pending_outputs.lock().unwrap_or_else(|e| e.into_inner()).drain(..) {
+            self.expand_and_deliver(driver, micro_batch);
         }
         Ok(())
+    }
+}
+
+/// Moves the values of the positions that need one from the front to their positions.
+fn expand(values: &mut [f32], batch: &MicroBatch) {
+    let needed = |position: &usize| batch.needs_output(*position);
+    let mut next = (0..values.len()).filter(needed).count();
+    // From the end, so that no value is overwritten before it is moved.
+    for position in (0..values.len()).rev() {
+        values[position] = if batch.needs_output(position) {
+            next -= 1;
+            values[next]
+        } else {
+            0.0
+        };
+    }
+}
+
+/// The opposite: moves the values of the positions that need one to the front, and zeroes the rest.
+pub(crate) fn compact(values: &mut [f32], batch: &MicroBatch) {
+    let mut next = 0;
+    for position in (0..batch.tokens.len()).filter(|position| batch.needs_output(*position)) {
+        values[next] = values[position];
+        next += 1;
+    }
+    values[next..].fill(0.0);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_move_between_rows_and_positions() {
+        let weights = [0.0, 1.0, 1.0, 0.0, 0.5, 0.0];
+        let batch = MicroBatch {
+            tokens: &[0; 6],
+            targets: &[],
+            positions: &[],
+            cu_seqlens: &[],
+            samples: &[],
+            weights: &weights,
+            shared: &[],
+        };
+        let mut values = [1.0, 2.0, 3.0, 9.0, 9.0, 9.0];
+        expand(&mut values, &batch);
+        assert_eq!(values, [0.0, 1.0, 2.0, 0.0, 3.0, 0.0]);
+        compact(&mut values, &batch);
+        assert_eq!(values, [1.0, 2.0, 3.0, 0.0, 0.0, 0.0]);
+        compact(&mut values, &MicroBatch { weights: &[], ..batch });
+        assert_eq!(values, [1.0, 2.0, 3.0, 0.0, 0.0, 0.0]);
     }
 }

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod addresses;
+mod batch_fill;
 mod driver;
 mod engine;
 mod error;

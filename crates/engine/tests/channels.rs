@@ -55,6 +55,8 @@ fn batch(micro_batch: &TestBatch) -> MicroBatch<'_> {
         positions: &micro_batch.positions,
         cu_seqlens: &micro_batch.cu_seqlens,
         samples: &micro_batch.samples,
+        weights: &[],
+        shared: &[],
     }
 }
 

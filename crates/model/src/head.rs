@@ -1,4 +1,4 @@
-//! The LM head, one chunk of tokens at a time: \[chunk, V\] logits, never \[T, V\].
+//! The LM head, one chunk of rows at a time: \[chunk, V\] logits, never \[T, V\].
 
 use lockstep_device::View;
 use lockstep_ops::cross_entropy::Channels;
@@ -8,18 +8,17 @@ use lockstep_shape::{Channel, Param, Slot};
 
 use crate::unit::{PerChannel, Unit};
 
-/// The first token of each chunk, and its number of tokens.
+/// The first row of each chunk, and its number of rows.
 fn chunks(unit: &Unit) -> impl Iterator<Item = (usize, usize)> + use<> {
-    let (tokens, chunk) = (unit.tokens(), unit.head_chunk);
-    // An empty micro-batch still has one empty chunk, so that a gradient that is to be overwritten becomes zero.
-    (0..tokens.max(1)).step_by(chunk).map(move |first| (first, chunk.min(tokens - first)))
+    let (rows, chunk) = (unit.num_head_rows(), unit.head_chunk);
+    // A micro-batch without rows still has one empty chunk, so that a gradient that is to be overwritten becomes zero.
+    (0..rows.max(1)).step_by(chunk).map(move |first| (first, chunk.min(rows - first)))
 }
 
 /// Logits of the rows from which next tokens are sampled.
 pub(crate) fn next_logits(unit: &Unit, x: Slot, w: Param, logits: Slot) {
-    let rows = unit.decode().last_rows.len();
-    let (x, w) = (unit.chunk_mat(x, rows), unit.weight_mat(w));
-    matmul::nt(unit.queue, unit.chunk_mat(logits, rows), x, w, Accumulate::Overwrite, unit.workspace);
+    let (x, w) = (unit.mat(x.into()), unit.weight_mat(w));
+    matmul::nt(unit.queue, unit.chunk_mat(logits, x.rows), x, w, Accumulate::Overwrite, unit.workspace);
 }
 
 /// Some rows of the channels of a language model's head.
@@ -32,7 +31,7 @@ fn channels<'m>(of: &PerChannel<'m>, first: usize, rows: usize) -> Channels<'m> 
     }
 }
 
-/// The head's outputs for every token.
+/// The head's outputs for all of its rows.
 pub(crate) fn outputs(unit: &Unit, x: Slot, w: Param, logits: Slot) {
     let (x, w) = (unit.mat(x.into()), unit.weight_mat(w));
     for (first, rows) in chunks(unit) {

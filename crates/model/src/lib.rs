@@ -8,6 +8,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attention;
 mod head;
 mod steps;
 mod unit;

@@ -1,9 +1,10 @@
 //! Maps the steps of a program to calls of operations.
 
 use lockstep_ops::matmul::Accumulate;
-use lockstep_ops::{attention, bias, dropout, embedding, matmul, reduce, rmsnorm, rope, swiglu};
-use lockstep_shape::{DropoutSite, Program, ProgramStep, RopeDirection, SlotCols};
+use lockstep_ops::{bias, dropout, embedding, matmul, reduce, rmsnorm, rope, rows, swiglu};
+use lockstep_shape::{DropoutSite, Program, ProgramStep, RopeDirection};
 
+use crate::attention::attention_step;
 use crate::head;
 use crate::unit::Unit;
 
@@ -82,8 +83,10 @@ fn run_step(step: &ProgramStep, unit: &Unit) {
             swiglu::backward_and_recompute_in_place(queue, unit.mat(g), unit.mat(u), unit.mat(dy.into()))
         }
         ProgramStep::Pick { x, y } => {
-            let last_rows = unit.decode().last_rows;
-            embedding::forward(queue, unit.chunk_mat(y, last_rows.len()), unit.mat(x.into()), last_rows)
+            rows::expand(queue, unit.mat(y.into()), unit.mat(x.into()), unit.inputs.head_rows.source)
+        }
+        ProgramStep::PickBack { dy, dx } => {
+            rows::sum(queue, unit.mat(dx.into()), unit.mat(dy.into()), &unit.inputs.head_rows)
         }
         ProgramStep::HeadLogits { x, w, logits } => head::next_logits(unit, x, w, logits),
         ProgramStep::HeadOutputs { x, w, logits } => head::outputs(unit, x, w, logits),
@@ -111,7 +114,7 @@ fn norm_back(step: &ProgramStep, unit: &Unit) {
         reduce::zero(unit.queue, grad);
     }
     let dim = unit.weight(w).len();
-    let scratch = unit.workspace.first(rmsnorm::scratch_elems(unit.tokens(), dim) + dim);
+    let scratch = unit.workspace.first(rmsnorm::scratch_elems(unit.mat(dy).rows, dim) + dim);
     let (scratch, unwanted) = (scratch.first(scratch.len() - dim), scratch.slice(scratch.len() - dim, dim));
     rmsnorm::backward(
         unit.queue,
@@ -128,49 +131,4 @@ fn norm_back(step: &ProgramStep, unit: &Unit) {
             scratch,
         },
     );
-}
-
-fn attention_step(step: &ProgramStep, unit: &Unit) {
-    let forward = |q: SlotCols, k: SlotCols, v: SlotCols, out, lse| attention::ForwardArgs {
-        heads: unit.heads(),
-        out: unit.mat(SlotCols::from(out)),
-        lse: unit.statistic(lse),
-        q: unit.mat(q),
-        k: unit.mat(k),
-        v: unit.mat(v),
-        cu_seqlens: unit.inputs.cu_seqlens,
-        dropout: unit.mask(dropout::Site::Probabilities),
-        scratch: unit.workspace,
-    };
-    match *step {
-        ProgramStep::Attention { q, k, v, out, lse } => match &unit.inputs.decode {
-            None => attention::forward(unit.queue, forward(q, k, v, out, lse)),
-            Some(decode) => attention::decode(
-                unit.queue,
-                attention::DecodeArgs {
-                    heads: unit.heads(),
-                    out: unit.mat(SlotCols::from(out)),
-                    q: unit.mat(q),
-                    k: unit.mat(k),
-                    v: unit.mat(v),
-                    cu_seqlens: unit.inputs.cu_seqlens,
-                    positions: unit.inputs.positions,
-                    page_tables: decode.page_tables,
-                    cache: decode.cache.expect("a block has a KV cache"),
-                    scratch: unit.workspace,
-                },
-            ),
-        },
-        ProgramStep::AttentionBack { q, k, v, out, lse, dout, dqkv: [dq, dk, dv] } => attention::backward(
-            unit.queue,
-            attention::BackwardArgs {
-                dq: unit.mat(dq),
-                dk: unit.mat(dk),
-                dv: unit.mat(dv),
-                dout: unit.mat(dout.into()),
-                forward: forward(q, k, v, out, lse),
-            },
-        ),
-        _ => unreachable!("an attention step"),
-    }
 }

@@ -5,20 +5,26 @@ use lockstep_device::cuda::{CublasLt, GpuError, KernelSource, KernelVariant};
 use lockstep_device::{Device, Machine, Queue, View};
 use lockstep_ops::attention::{self, Heads, KV_PAGE_TOKENS, KvCache};
 use lockstep_ops::dropout::{self, Mask};
+use lockstep_ops::rows::RowMap;
 use lockstep_ops::{Mat, bias, embedding, matmul, rmsnorm, rope, score_head};
 use lockstep_shape::{
-    Channel, Head, ModelShape, Param, Programs, Slot, SlotCols, UnitKind, UnitShape, WeightExtent,
+    Channel, Head, ModelShape, Param, Programs, Slot, SlotCols, SlotRows, UnitKind, UnitShape, WeightExtent,
 };
 
-/// A micro-batch on the device: \[T\] each, `cu_seqlens` \[documents + 1\]. Views have the micro-batch's own lengths,
-/// not the planned maxima.
+/// A micro-batch on the device: `tokens` and `positions` \[T\], `cu_seqlens` \[documents + 1\], `targets`, outputs and
+/// coefficients \[R\] for the rows that the head runs on. Views have the micro-batch's own lengths, not the planned
+/// maxima.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'m> {
     pub tokens: View<'m>,
     pub targets: View<'m>,
     pub positions: View<'m>,
     pub cu_seqlens: View<'m>,
-    /// `outputs` are the head's outputs for each token, by [`Channel`]; `coefficients` are the loss's derivatives by
+    /// The rows that the head runs on. In decode: the last one of every sequence, by `source` alone.
+    pub head_rows: RowMap<'m>,
+    /// The row of every position of the documents, if some of them share rows.
+    pub shared_rows: Option<RowMap<'m>>,
+    /// `outputs` are the head's outputs for each of its rows, by [`Channel`]; `coefficients` are the loss's derivatives by
     /// them.
     pub outputs: PerChannel<'m>,
     pub coefficients: Option<PerChannel<'m>>,
@@ -26,7 +32,7 @@ pub struct Inputs<'m> {
     pub decode: Option<DecodeInputs<'m>>,
 }
 
-/// A view \[T\] for each channel that the model has.
+/// A view \[R\] for each channel that the model has.
 pub type PerChannel<'m> = [Option<View<'m>>; Channel::COUNT];
 
 /// Additional inputs of decode. `tokens` are then the new tokens, and `positions` their positions in their documents.
@@ -36,8 +42,6 @@ pub struct DecodeInputs<'m> {
     pub cache: Option<KvCache<'m>>,
     /// Each document's pages in the cache: \[documents, N\].
     pub page_tables: View<'m>,
-    /// The row of each document's last new token: \[documents\].
-    pub last_rows: View<'m>,
 }
 
 /// The embedding table, if the head shares it.
@@ -88,15 +92,29 @@ impl<'m> Unit<'m> {
         self.inputs.tokens.len()
     }
 
-    /// The first T rows of a slot.
+    /// The number of rows that the head runs on.
+    pub(crate) fn num_head_rows(&self) -> usize {
+        self.inputs.head_rows.source.len()
+    }
+
+    fn rows_of(&self, slot: Slot) -> usize {
+        match self.programs.spec(slot).rows {
+            SlotRows::Tokens => self.tokens(),
+            SlotRows::Positions => self.inputs.shared_rows.map_or(self.tokens(), |map| map.source.len()),
+            SlotRows::HeadRows => self.num_head_rows(),
+            SlotRows::Chunk => panic!("{slot:?} has the rows of a chunk"),
+        }
+    }
+
+    /// A slot, with the rows that this micro-batch has.
     pub(crate) fn mat(&self, cols: SlotCols) -> Mat<'m> {
         let width = self.programs.spec(cols.slot).width;
-        let rows = self.tokens();
+        let rows = self.rows_of(cols.slot);
         let whole = Mat::dense(self.view(cols.slot).first(rows * width), rows, width);
         if cols.len == 0 { whole } else { whole.columns(cols.start, cols.len) }
     }
 
-    /// The first rows of a slot that has one row per token of a chunk, or per document.
+    /// The first rows of a slot that has one row per row of a chunk.
     pub(crate) fn chunk_mat(&self, slot: Slot, rows: usize) -> Mat<'m> {
         let width = self.programs.spec(slot).width;
         Mat::dense(self.view(slot).first(rows * width), rows, width)
@@ -106,9 +124,9 @@ impl<'m> Unit<'m> {
         self.inputs.decode.as_ref().expect("this step only runs in decode")
     }
 
-    /// A per-token statistic: T rows of the slot's width.
+    /// A statistic of each row, of the slot's width.
     pub(crate) fn statistic(&self, slot: Slot) -> View<'m> {
-        self.view(slot).first(self.tokens() * self.programs.spec(slot).width)
+        self.mat(slot.into()).view
     }
 
     pub(crate) fn view(&self, slot: Slot) -> View<'m> {

@@ -7,6 +7,7 @@ use lockstep_core::rng::{Purpose, RngStream};
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{Memory, Pool, Queue, View};
 use lockstep_model::{Inputs, KernelBackend, Unit, fill_rope_tables, run_program, workspace_bytes};
+use lockstep_ops::rows::RowMap;
 use lockstep_shape::{
     Architecture, Biases, Channel, Freeze, ModelShape, Program, ProgramStep, Programs, Recompute, Slot,
     SlotCols, UnitShape, block_programs, units,
@@ -85,6 +86,7 @@ fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage
     fill_rope_tables(shape, tables).unwrap();
     let workspace = workspace_bytes(shape, TOKENS, TOKENS, KernelBackend::Cpu { num_threads: 2 });
     let grads = normals(block.trained_elems, DType::F32, 1.0);
+    let none = View::empty().cast(DType::U32);
     let unit = Unit {
         queue: &queue,
         model: shape,
@@ -100,6 +102,8 @@ fn run_block(shape: &ModelShape, programs: &Programs, block: &UnitShape, storage
             targets: indices(vec![0; TOKENS]),
             positions: indices((0..50).chain(0..20).collect()),
             cu_seqlens: indices(vec![0, 50, 70]),
+            head_rows: RowMap { source: none, offsets: none, entries: none },
+            shared_rows: None,
             outputs: [None; Channel::COUNT],
             coefficients: None,
             decode: None,
@@ -133,7 +137,7 @@ fn a_fused_matmul_equals_its_parts() {
     ];
     for (shape, storage) in shapes.iter().flat_map(|shape| [(shape, DType::F32), (shape, DType::BF16)]) {
         let block = &units(shape, &Freeze::Nothing, false)[1];
-        let programs = block_programs(shape, block, Recompute::None);
+        let programs = block_programs(shape, block, Recompute::None, false);
         let [forward, backward] =
             [&programs.forward, &programs.backward].map(|program| split(program, block));
         assert_eq!(forward.steps.len(), programs.forward.steps.len() + 3);

@@ -16,6 +16,10 @@ impl HostElem for f64 {
     const DTYPE: DType = DType::F64;
 }
 
+impl HostElem for u32 {
+    const DTYPE: DType = DType::U32;
+}
+
 /// Calls `f` with a view as a slice.
 pub fn with_slice<T: HostElem, R>(view: View, f: impl FnOnce(&[T]) -> R) -> R {
     assert_eq!(view.dtype(), T::DTYPE, "element type of a host view");

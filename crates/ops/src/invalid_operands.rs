@@ -11,7 +11,7 @@ use crate::dropout::{self, Mask, Site};
 use crate::matmul::{self, Accumulate};
 use crate::rope::{self, Direction, Table};
 use crate::testing::{Operands, TestArena, panic_message};
-use crate::{Mat, bias, embedding, lion, reduce, rmsnorm, score_head, sgd, swiglu};
+use crate::{Mat, bias, embedding, lion, reduce, rmsnorm, rows, score_head, sgd, swiglu};
 
 const OVERLAP: &str = "operands overlap";
 
@@ -492,4 +492,26 @@ fn attention_decode() {
         attention::decode(queue, DecodeArgs { positions: arena.input_u32(&[0, 63, 64]), ..good })
     });
     assert_refused(OVERLAP, |queue| attention::copy_pages(queue, good.cache, &[(1, 1)]));
+}
+
+#[test]
+fn row_maps() {
+    let arena = TestArena::new(1);
+    let (of_rows, of_positions) = (mat(&arena, 3, 4), mat(&arena, 5, 4));
+    let map = rows::RowMap {
+        source: arena.input_u32(&[0, 1, 2, 0, 1]),
+        offsets: arena.input_u32(&[0, 2, 4, 5]),
+        entries: arena.input_u32(&[0, 3, 1, 4, 2]),
+    };
+    rows::sum(&Queue::cpu(1), of_rows, of_positions, &map);
+    let short = rows::RowMap { source: map.source.first(4), ..map };
+    assert_refused("shapes of a row map must match", |queue| rows::sum(queue, of_rows, of_positions, &short));
+    let long = rows::RowMap { entries: arena.input_u32(&[0; 6]), ..map };
+    assert_refused("a position has one row", |queue| rows::first(queue, of_rows, of_positions, &long));
+    let narrow = mat(&arena, 3, 3);
+    assert_refused("the same width", |queue| rows::expand_first(queue, of_positions, narrow, &map));
+    let floats = rows::RowMap { source: f32s(&arena, 5), ..map };
+    assert_refused("row maps must be u32", |queue| rows::sum(queue, of_rows, of_positions, &floats));
+    let inside = of_positions.row_range(0, 3);
+    assert_refused(OVERLAP, |queue| rows::sum(queue, inside, of_positions, &map));
 }

@@ -23,6 +23,8 @@ pub mod matmul;
 pub mod reduce;
 pub mod rmsnorm;
 pub mod rope;
+pub mod rows;
+pub mod sampling;
 pub mod score_head;
 pub mod selftest;
 pub mod sgd;

@@ -5,7 +5,8 @@ use lockstep_device::cuda::{KernelSource, KernelVariant};
 
 use crate::attention::Heads;
 use crate::{
-    adamw, bias, cross_entropy, dropout, embedding, lion, reduce, rmsnorm, rope, score_head, sgd, swiglu,
+    adamw, bias, cross_entropy, dropout, embedding, lion, reduce, rmsnorm, rope, rows, score_head, sgd,
+    swiglu,
 };
 
 /// Every source in every variant that a run on such a GPU may use.
@@ -19,6 +20,7 @@ pub fn all_kernel_sources(sm: u32) -> Vec<(&'static KernelSource, KernelVariant)
         &lion::cuda::SOURCE,
         &rmsnorm::cuda::SOURCE,
         &rope::cuda::SOURCE,
+        &rows::cuda::SOURCE,
         &score_head::cuda::SOURCE,
         &sgd::cuda::SOURCE,
         &swiglu::cuda::SOURCE,
@@ -59,8 +61,11 @@ pub fn model_kernel_sources(
         of(&cross_entropy::cuda::SOURCE),
         (&cross_entropy::cuda::SOURCE, KernelVariant::of(DType::F32)),
         of(&embedding::cuda::SOURCE),
+        (&embedding::cuda::SOURCE, KernelVariant::of(DType::F32)),
         of(&rmsnorm::cuda::SOURCE),
         of(&rope::cuda::SOURCE),
+        of(&rows::cuda::SOURCE),
+        (&rows::cuda::SOURCE, KernelVariant::of(DType::F32)),
         of(&swiglu::cuda::SOURCE),
         (&reduce::cuda::SOURCE, KernelVariant::of(DType::F32)),
     ];

@@ -69,6 +69,9 @@ pub struct BatchBounds {
     pub tokens: usize,
     pub docs: usize,
     pub max_doc: usize,
+    /// Whether documents that begin alike share the rows of their beginning: preference pairs, and the completions of
+    /// one prompt.
+    pub shares_rows: bool,
 }
 
 impl BatchBounds {
@@ -77,13 +80,19 @@ impl BatchBounds {
     pub fn of_rows(rows: usize, max_length: usize, packed: bool) -> BatchBounds {
         let positions = rows * (max_length - 1);
         let docs = if packed { rows * (max_length / 2).max(1) } else { rows };
-        BatchBounds { tokens: positions.next_multiple_of(256), docs, max_doc: max_length - 1 }
+        let tokens = positions.next_multiple_of(256);
+        BatchBounds { tokens, docs, max_doc: max_length - 1, shares_rows: false }
     }
 
     /// Bounds for sequences of at most `max_length` tokens of which every token is an input, as scalar heads need it.
     pub fn of_sequences(sequences: usize, max_length: usize) -> BatchBounds {
         let tokens = (sequences * max_length).next_multiple_of(256);
-        BatchBounds { tokens, docs: sequences, max_doc: max_length }
+        BatchBounds { tokens, docs: sequences, max_doc: max_length, shares_rows: false }
+    }
+
+    /// The same for documents that may begin alike.
+    pub fn sharing_rows(self) -> BatchBounds {
+        BatchBounds { shares_rows: true, ..self }
     }
 }
 
@@ -199,7 +208,9 @@ impl ModelPlan {
         assert!(temperature.is_finite() && temperature > 0.0, "a temperature of {temperature}");
         let freeze = if role.trains() { settings.freeze } else { Freeze::All };
         let units = units(shape, &freeze, settings.decay_norms);
-        let (programs, program_of) = programs(shape, &units, recompute);
+        // Masks of dropout differ between documents, so their rows do, too.
+        let bounds = BatchBounds { shares_rows: bounds.shares_rows && !shape.dropout.is_on(), ..bounds };
+        let (programs, program_of) = programs(shape, &units, recompute, bounds.shares_rows);
         ModelPlan {
             role,
             shape: shape.clone(),
@@ -230,7 +241,7 @@ impl ModelPlan {
 
     /// The same model with another recompute policy.
     pub(crate) fn with_recompute(self, recompute: RecomputePolicy) -> ModelPlan {
-        let (programs, program_of) = programs(&self.shape, &self.units, recompute);
+        let (programs, program_of) = programs(&self.shape, &self.units, recompute, self.bounds.shares_rows);
         ModelPlan { recompute, programs, program_of, ..self }
     }
 
@@ -270,12 +281,31 @@ impl ModelPlan {
         self.units.iter().map(|u| u.params()).sum()
     }
 
-    /// Elements (u32) of the inputs of a micro-batch: tokens, targets, positions and sequence bounds; for generation
-    /// also page tables and the rows to sample from; with dropout also sample indices.
+    /// Elements (u32) of the inputs of a micro-batch.
     pub fn inputs_elems(&self, has_separate_memory: bool) -> usize {
-        let (docs, decode_docs) = (self.max_docs(has_separate_memory), self.max_decode_docs());
-        let samples = if self.shape.dropout.is_on() { docs } else { 0 };
-        3 * self.bounds.tokens + docs.max(decode_docs) + 1 + self.page_table_elems() + decode_docs + samples
+        self.inputs_layout(has_separate_memory).end
+    }
+
+    /// Where the parts of a micro-batch's inputs lie in their buffer.
+    pub fn inputs_layout(&self, has_separate_memory: bool) -> InputsLayout {
+        let (tokens, docs) = (self.bounds.tokens, self.max_docs(has_separate_memory));
+        let mut end = 0;
+        let mut part = |elems: usize| {
+            end += elems;
+            end - elems
+        };
+        let row_map = [tokens, tokens + 1, tokens];
+        InputsLayout {
+            tokens: part(tokens),
+            targets: part(tokens),
+            positions: part(tokens),
+            cu_seqlens: part(docs.max(self.max_decode_docs()) + 1),
+            page_tables: part(self.page_table_elems()),
+            head_rows: row_map.map(&mut part),
+            shared_rows: self.bounds.shares_rows.then(|| row_map.map(&mut part)),
+            samples: part(if self.shape.dropout.is_on() { docs } else { 0 }),
+            end,
+        }
     }
 
     /// The largest number of documents of a micro-batch on the device. A device with its own memory gets multiples of
@@ -302,11 +332,29 @@ impl ModelPlan {
     }
 }
 
+/// The first element (u32) of each part of a micro-batch's inputs. A row map has three parts: the row of each position,
+/// where each row's positions begin, and the positions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InputsLayout {
+    pub tokens: usize,
+    pub targets: usize,
+    pub positions: usize,
+    pub cu_seqlens: usize,
+    /// For generation.
+    pub page_tables: usize,
+    pub head_rows: [usize; 3],
+    pub shared_rows: Option<[usize; 3]>,
+    /// With dropout.
+    pub samples: usize,
+    pub end: usize,
+}
+
 /// The distinct programs of a model, and for each unit the index of its own.
 fn programs(
     shape: &ModelShape,
     units: &[UnitShape],
     recompute: RecomputePolicy,
+    shares_rows: bool,
 ) -> (Vec<Programs>, Vec<usize>) {
     let blocks = units.iter().filter(|unit| matches!(unit.kind, UnitKind::Block(_))).count() as u32;
     // Blocks have equal programs if they recompute the same and train the same tensors.
@@ -327,7 +375,7 @@ fn programs(
             programs.push(match (unit.kind, recompute) {
                 (UnitKind::Embed, _) => embed_programs(shape),
                 (UnitKind::Block(_), recompute) => {
-                    block_programs(shape, unit, recompute.expect("blocks have a choice"))
+                    block_programs(shape, unit, recompute.expect("blocks have a choice"), shares_rows)
                 }
                 (UnitKind::Head, _) => head_programs(shape),
                 (UnitKind::ScoreHead, _) => score_head_programs(shape),

@@ -301,12 +301,13 @@ pub fn bounds(config: &RunConfig) -> BatchBounds {
     match config.algorithm.algorithm() {
         AlgorithmName::Reward => {
             let docs = if packed { rows * max_length } else { 2 * rows };
-            BatchBounds { docs, ..BatchBounds::of_sequences(2 * rows, max_length) }
+            BatchBounds { docs, ..BatchBounds::of_sequences(2 * rows, max_length) }.sharing_rows()
         }
-        AlgorithmName::Dpo => BatchBounds::of_rows(2 * rows, max_length, packed),
-        AlgorithmName::Ppo | AlgorithmName::Grpo | AlgorithmName::Rloo => {
-            BatchBounds::of_rows(rows, max_length, false)
+        AlgorithmName::Dpo => BatchBounds::of_rows(2 * rows, max_length, packed).sharing_rows(),
+        AlgorithmName::Grpo | AlgorithmName::Rloo => {
+            BatchBounds::of_rows(rows, max_length, false).sharing_rows()
         }
+        AlgorithmName::Ppo => BatchBounds::of_rows(rows, max_length, false),
         AlgorithmName::Sft | AlgorithmName::Clm => BatchBounds::of_rows(rows, max_length, packed),
     }
 }
@@ -314,7 +315,11 @@ pub fn bounds(config: &RunConfig) -> BatchBounds {
 /// The size of the largest micro-batch of a reward or value model that scores the sequences of a rollout.
 pub fn sequence_bounds(config: &RunConfig) -> BatchBounds {
     let rows = config.batch.per_device_train_batch_size as usize;
-    BatchBounds::of_sequences(rows, config.data.max_length as usize)
+    let bounds = BatchBounds::of_sequences(rows, config.data.max_length as usize);
+    match config.algorithm.algorithm() {
+        AlgorithmName::Grpo | AlgorithmName::Rloo => bounds.sharing_rows(),
+        _ => bounds,
+    }
 }
 
 /// ddp replicates over the world, sharding strategies shard over it, HYBRID_SHARD shards inside a node

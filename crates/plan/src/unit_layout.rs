@@ -158,7 +158,8 @@ mod tests {
         for shape in [llama, qwen, biased] {
             for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
                 let block = &units(&shape, &Freeze::Nothing, false)[1];
-                for programs in [block_programs(&shape, block, recompute), head_programs(&shape)] {
+                let blocks = [false, true].map(|shares| block_programs(&shape, block, recompute, shares));
+                for programs in blocks.into_iter().chain([head_programs(&shape)]) {
                     let layout = UnitLayout::new(&programs, sizes);
                     for (program, buffers) in [
                         (&programs.forward, &layout.forward),

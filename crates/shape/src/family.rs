@@ -20,79 +20,74 @@ pub fn embed_programs(m: &ModelShape) -> Programs {
     }
 }
 
-/// The forward and backward steps of the final norm.
-fn final_norm() -> [ProgramStep; 2] {
-    let (x, w, rstd) = (Slot::X.into(), Param::FinalNorm, Slot::RF);
-    let (dy, dx) = (Slot::DNF.into(), Slot::DX.into());
+/// The first steps of a head: the rows it runs on, normalized.
+fn head_input() -> [ProgramStep; 2] {
+    let (x, w, rstd) = (Slot::XF.into(), Param::FinalNorm, Slot::RF);
+    [ProgramStep::Pick { x: Slot::X, y: Slot::XF }, ProgramStep::Norm { x, w, y: Slot::NF.into(), rstd }]
+}
+
+/// The last steps of a head's backward: from the gradient of its normalized input to that of the residual stream.
+fn head_input_back() -> [ProgramStep; 2] {
+    let (x, w, rstd, dy) = (Slot::XF.into(), Param::FinalNorm, Slot::RF, Slot::DNF);
+    let (add, recompute_output) = (false, false);
     [
-        ProgramStep::Norm { x, w, y: Slot::NF.into(), rstd },
-        ProgramStep::NormBack { dy, x, w, rstd, dx, add: false, recompute_output: false },
+        ProgramStep::NormBack { dy: dy.into(), x, w, rstd, dx: dy.into(), add, recompute_output },
+        ProgramStep::PickBack { dy, dx: Slot::DX },
     ]
+}
+
+/// The slots of a head besides its logits.
+fn head_specs(m: &ModelShape) -> Vec<SlotSpec> {
+    let of_head = [Slot::XF, Slot::NF, Slot::DNF].map(|slot| SlotSpec::activation(slot, m.dim));
+    let of_head = of_head.into_iter().chain([SlotSpec::statistic(Slot::RF, 1)]);
+    let stream = [Slot::X, Slot::DX].map(|slot| SlotSpec::activation(slot, m.dim));
+    stream.into_iter().chain(of_head.map(|spec| spec.with_rows(SlotRows::HeadRows))).collect()
 }
 
 /// The language-model head: final norm and output projection. A tied head reads and trains the embedding table.
 pub fn head_programs(m: &ModelShape) -> Programs {
     let w = if m.tied { Param::Embedding } else { Param::LmHead };
-    let (x, nf) = (Slot::X, Slot::NF);
-    let [norm, norm_back] = final_norm();
-    let fused = ProgramStep::HeadFused { x: nf, w, logits: Slot::Logits, dx: Slot::DNF };
+    let (x, logits, dx) = (Slot::NF, Slot::Logits, Slot::DNF);
+    let with_input = |step: ProgramStep| Program::new([&head_input()[..], &[step]].concat());
+    let both = [&head_input()[..], &[ProgramStep::HeadFused { x, w, logits, dx }], &head_input_back()];
+    let both = Program::new(both.concat());
+    let logits_spec = SlotSpec::statistic(logits, m.vocab).with_rows(SlotRows::Chunk);
     Programs {
-        forward: Program::new(vec![norm, ProgramStep::HeadOutputs { x: nf, w, logits: Slot::Logits }]),
-        backward: Program::new(vec![norm, fused, norm_back]),
-        fused: Program::new(vec![norm, fused, norm_back]),
-        decode: Program::new(vec![
-            norm,
-            ProgramStep::Pick { x: nf, y: Slot::Last },
-            ProgramStep::HeadLogits { x: Slot::Last, w, logits: Slot::Logits },
-        ]),
+        forward: with_input(ProgramStep::HeadOutputs { x, w, logits }),
+        backward: both.clone(),
+        fused: both,
+        decode: with_input(ProgramStep::HeadLogits { x, w, logits }),
         recompute: Program::default(),
         saved: vec![],
         recomputed: vec![],
-        specs: vec![
-            SlotSpec::activation(x, m.dim),
-            SlotSpec::activation(Slot::DX, m.dim),
-            SlotSpec::activation(nf, m.dim),
-            SlotSpec::statistic(Slot::RF, 1),
-            SlotSpec::activation(Slot::DNF, m.dim),
-            SlotSpec { slot: Slot::Last, rows: SlotRows::Chunk, width: m.dim, dtype: None },
-            SlotSpec {
-                slot: Slot::Logits,
-                rows: SlotRows::Chunk,
-                width: m.vocab,
-                dtype: Some(lockstep_core::DType::F32),
-            },
-        ],
+        specs: head_specs(m).into_iter().chain([logits_spec]).collect(),
     }
 }
 
 /// A scalar head: final norm and a dot product. Backward recomputes the forward, which costs little.
 pub fn score_head_programs(m: &ModelShape) -> Programs {
-    let (x, nf, w) = (Slot::X, Slot::NF, Param::Score);
-    let [norm, norm_back] = final_norm();
-    let (score, back) = (ProgramStep::Score { x: nf, w }, ProgramStep::ScoreBack { x: nf, w, dx: Slot::DNF });
+    let (x, w) = (Slot::NF, Param::Score);
+    let (score, back) = (ProgramStep::Score { x, w }, ProgramStep::ScoreBack { x, w, dx: Slot::DNF });
+    let program =
+        |steps: &[ProgramStep], ends: &[ProgramStep]| Program::new([&head_input()[..], steps, ends].concat());
     Programs {
-        forward: Program::new(vec![norm, score]),
-        backward: Program::new(vec![norm, back, norm_back]),
-        fused: Program::new(vec![norm, score, back, norm_back]),
+        forward: program(&[score], &[]),
+        backward: program(&[back], &head_input_back()),
+        fused: program(&[score, back], &head_input_back()),
         decode: Program::default(),
         recompute: Program::default(),
         saved: vec![],
         recomputed: vec![],
-        specs: vec![
-            SlotSpec::activation(x, m.dim),
-            SlotSpec::activation(Slot::DX, m.dim),
-            SlotSpec::activation(nf, m.dim),
-            SlotSpec::statistic(Slot::RF, 1),
-            SlotSpec::activation(Slot::DNF, m.dim),
-        ],
+        specs: head_specs(m),
     }
 }
 
 /// The programs of a block. Frozen weights get no gradient, and activations that only they would need are not saved.
-pub fn block_programs(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Programs {
+/// `shares`: documents of a micro-batch may share the rows of a common beginning.
+pub fn block_programs(m: &ModelShape, block: &UnitShape, recompute: Recompute, shares: bool) -> Programs {
     let qk_norm = m.architecture.qk_norm();
-    let forward = block_forward(m, block);
-    let backward = block_backward(m, block, recompute);
+    let forward = block_forward(m, block, shares);
+    let backward = block_backward(m, block, recompute, shares);
     let mut all_saved = vec![Slot::N1, Slot::R1, Slot::Qkv];
     if qk_norm {
         all_saved.extend([Slot::Qn, Slot::Kn, Slot::Rq, Slot::Rk]);
@@ -154,8 +149,12 @@ fn block_specs(m: &ModelShape) -> Vec<SlotSpec> {
     ];
     let statistics =
         [(Slot::R1, 1), (Slot::R2, 1), (Slot::Rq, m.heads), (Slot::Rk, m.kv_heads), (Slot::Lse, m.heads)];
-    let activations = activations.map(|(slot, width)| SlotSpec::activation(slot, width));
-    activations.into_iter().chain(statistics.map(|(slot, width)| SlotSpec::statistic(slot, width))).collect()
+    let copies = [(Slot::PosQkv, q + 2 * kv), (Slot::PosO, q), (Slot::PosDO, q), (Slot::PosDQkv, q + 2 * kv)];
+    let copies = copies.map(|(slot, width)| SlotSpec::activation(slot, width));
+    let copies = copies.into_iter().chain([SlotSpec::statistic(Slot::PosLse, m.heads)]);
+    let activations = activations.map(|(slot, width)| SlotSpec::activation(slot, width)).into_iter();
+    let statistics = statistics.map(|(slot, width)| SlotSpec::statistic(slot, width));
+    activations.chain(statistics).chain(copies.map(|spec| spec.with_rows(SlotRows::Positions))).collect()
 }
 
 /// The columns of queries, keys and values in one slot.
@@ -209,7 +208,7 @@ fn attention_inputs(m: &ModelShape, qk_norm: bool) -> [SlotCols; 3] {
     if qk_norm { [Slot::Qn.into(), Slot::Kn.into(), v] } else { [q, k, v] }
 }
 
-fn block_forward(m: &ModelShape, block: &UnitShape) -> Vec<ProgramStep> {
+fn block_forward(m: &ModelShape, block: &UnitShape, shares: bool) -> Vec<ProgramStep> {
     let qk_norm = m.architecture.qk_norm();
     let [q, k, v] = qkv_cols(m, Slot::Qkv);
     let [q_in, k_in, v_in] = attention_inputs(m, qk_norm);
@@ -234,7 +233,7 @@ fn block_forward(m: &ModelShape, block: &UnitShape) -> Vec<ProgramStep> {
             .into_iter()
             .map(|x| ProgramStep::Rope { x, direction: RopeDirection::Forward }),
     );
-    steps.push(ProgramStep::Attention { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse });
+    steps.push(ProgramStep::Attention { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse, shares });
     add_branch(m, &mut steps, (Slot::O, Projection::O), Slot::X2, Slot::X, DropoutSite::AttentionOut);
     let [g, u] = gate_up_cols(m);
     steps.push(ProgramStep::Norm {
@@ -276,8 +275,8 @@ fn add_branch(
 /// The steps of forward in reverse. The gradient of a weight comes before that of the input, so that an operand
 /// recomputed for it can be freed before the next large slot is needed. If the output of SwiGLU or of a norm is not
 /// saved, its backward recomputes it over the gradient it has consumed, and the weight gradient comes after that.
-fn block_backward(m: &ModelShape, block: &UnitShape, recompute: Recompute) -> Vec<ProgramStep> {
-    let backward = BlockBackward { m, block, recompute };
+fn block_backward(m: &ModelShape, block: &UnitShape, recompute: Recompute, shares: bool) -> Vec<ProgramStep> {
+    let backward = BlockBackward { m, block, recompute, shares };
     let mut steps = backward.mlp();
     steps.extend(backward.attention());
     steps.retain(|step| !matches!(step, ProgramStep::BiasBack { b, .. } if !block.is_trained(*b)));
@@ -288,6 +287,7 @@ struct BlockBackward<'a> {
     m: &'a ModelShape,
     block: &'a UnitShape,
     recompute: Recompute,
+    shares: bool,
 }
 
 /// A norm, as its backward sees it.
@@ -332,7 +332,7 @@ impl BlockBackward<'_> {
         steps.extend(self.block.is_trained(Param::O).then(|| weight_back(branch, Slot::O, Param::O)));
         steps.push(input_back(branch, Param::O, Slot::DO, false));
         let (out, lse, dout) = (Slot::O, Slot::Lse, Slot::DO);
-        steps.push(ProgramStep::AttentionBack { q, k, v, out, lse, dout, dqkv });
+        steps.push(ProgramStep::AttentionBack { q, k, v, out, lse, dout, dqkv, shares: self.shares });
         let rotated = rotated_cols(m, [dq, dk]).into_iter();
         steps.extend(rotated.map(|x| ProgramStep::Rope { x, direction: RopeDirection::Backward }));
         if m.biases.out {
@@ -450,8 +450,9 @@ mod tests {
     #[test]
     fn no_slot_is_read_before_it_is_written() {
         for (shape, frozen) in shapes().iter().flat_map(|shape| FROZEN.map(|frozen| (shape, frozen))) {
-            for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-                let p = block_programs(shape, &block(shape, frozen), recompute);
+            let modes = [Recompute::None, Recompute::Selective, Recompute::Full];
+            for (recompute, shares) in modes.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+                let p = block_programs(shape, &block(shape, frozen), recompute, shares);
                 let check = |program: &Program, mut available: Vec<Slot>| {
                     for step in &program.steps {
                         for slot in step.reads() {
@@ -480,7 +481,7 @@ mod tests {
         for (shape, frozen) in shapes().iter().flat_map(|shape| FROZEN.map(|frozen| (shape, frozen))) {
             let block = block(shape, frozen);
             for recompute in [Recompute::None, Recompute::Selective, Recompute::Full] {
-                let p = block_programs(shape, &block, recompute);
+                let p = block_programs(shape, &block, recompute, false);
                 for segment in &block.segments {
                     let times = p.backward.steps.iter().filter(|s| match s {
                         ProgramStep::LinearBackWeight { w, .. } | ProgramStep::BiasBack { b: w, .. } => {
@@ -499,7 +500,8 @@ mod tests {
     #[test]
     fn nothing_is_saved_for_frozen_weights() {
         let shape = ModelShape::named("tiny", 300).unwrap();
-        let saved = |frozen: &[&str]| block_programs(&shape, &block(&shape, frozen), Recompute::None).saved;
+        let saved =
+            |frozen: &[&str]| block_programs(&shape, &block(&shape, frozen), Recompute::None, false).saved;
         let without = |slots: &[Slot]| {
             saved(&[]).into_iter().filter(|slot| !slots.contains(slot)).collect::<Vec<Slot>>()
         };
@@ -515,7 +517,7 @@ mod tests {
         let matmuls = |shape: &ModelShape| -> Vec<Param> {
             let linear =
                 |s: &ProgramStep| if let ProgramStep::Linear { w, .. } = s { Some(*w) } else { None };
-            block_programs(shape, &block(shape, &[]), Recompute::None)
+            block_programs(shape, &block(shape, &[]), Recompute::None, false)
                 .forward
                 .steps
                 .iter()
@@ -535,7 +537,7 @@ mod tests {
     #[test]
     fn the_gradient_of_a_shared_input_is_overwritten_once() {
         for shape in shapes() {
-            let steps = block_programs(&shape, &block(&shape, &[]), Recompute::None).backward.steps;
+            let steps = block_programs(&shape, &block(&shape, &[]), Recompute::None, false).backward.steps;
             let into_dn: Vec<bool> = steps
                 .iter()
                 .filter_map(|s| match s {

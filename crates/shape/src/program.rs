@@ -45,22 +45,11 @@ impl From<Slot> for SlotCols {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramStep {
     /// y = table\[tokens\]
-    Embed {
-        y: Slot,
-        w: Param,
-    },
+    Embed { y: Slot, w: Param },
     /// dtable\[tokens\] += dy
-    EmbedBack {
-        dy: Slot,
-        w: Param,
-    },
+    EmbedBack { dy: Slot, w: Param },
     /// y = x · rstd(x) · w, over groups as wide as w
-    Norm {
-        x: SlotCols,
-        w: Param,
-        y: SlotCols,
-        rstd: Slot,
-    },
+    Norm { x: SlotCols, w: Param, y: SlotCols, rstd: Slot },
     /// dx (+)= ∂/∂x, dw += ∂/∂w; `recompute_output`: also overwrites dy with a recomputed y
     NormBack {
         dy: SlotCols,
@@ -72,59 +61,23 @@ pub enum ProgramStep {
         recompute_output: bool,
     },
     /// y = (residual +) x · wᵀ
-    Linear {
-        x: SlotCols,
-        w: Param,
-        y: SlotCols,
-        residual: Option<Slot>,
-    },
+    Linear { x: SlotCols, w: Param, y: SlotCols, residual: Option<Slot> },
     /// dx (+)= dy · w
-    LinearBackInput {
-        dy: SlotCols,
-        w: Param,
-        dx: SlotCols,
-        add: bool,
-    },
+    LinearBackInput { dy: SlotCols, w: Param, dx: SlotCols, add: bool },
     /// dw += dyᵀ · x
-    LinearBackWeight {
-        dy: SlotCols,
-        x: SlotCols,
-        w: Param,
-    },
+    LinearBackWeight { dy: SlotCols, x: SlotCols, w: Param },
     /// Adds b to every row of y, in place
-    Bias {
-        y: SlotCols,
-        b: Param,
-    },
+    Bias { y: SlotCols, b: Param },
     /// db += the sum of dy's rows
-    BiasBack {
-        dy: SlotCols,
-        b: Param,
-    },
+    BiasBack { dy: SlotCols, b: Param },
     /// y = residual + dropout(y), in place
-    Dropout {
-        y: Slot,
-        residual: Slot,
-        site: DropoutSite,
-    },
+    Dropout { y: Slot, residual: Slot, site: DropoutSite },
     /// dx = dy with the mask of the forward pass applied
-    DropoutBack {
-        dy: Slot,
-        dx: Slot,
-        site: DropoutSite,
-    },
+    DropoutBack { dy: Slot, dx: Slot, site: DropoutSite },
     /// Rotates queries and keys in place
-    Rope {
-        x: SlotCols,
-        direction: RopeDirection,
-    },
-    Attention {
-        q: SlotCols,
-        k: SlotCols,
-        v: SlotCols,
-        out: Slot,
-        lse: Slot,
-    },
+    Rope { x: SlotCols, direction: RopeDirection },
+    /// `shares`: documents may share rows; attention then runs on copies at every position
+    Attention { q: SlotCols, k: SlotCols, v: SlotCols, out: Slot, lse: Slot, shares: bool },
     AttentionBack {
         q: SlotCols,
         k: SlotCols,
@@ -133,55 +86,26 @@ pub enum ProgramStep {
         lse: Slot,
         dout: Slot,
         dqkv: [SlotCols; 3],
+        shares: bool,
     },
     /// y = silu(g) · u
-    SwiGlu {
-        g: SlotCols,
-        u: SlotCols,
-        y: Slot,
-    },
+    SwiGlu { g: SlotCols, u: SlotCols, y: Slot },
     /// Overwrites g and u with their gradients; `recompute_output`: also overwrites dy with a recomputed y
-    SwiGluBack {
-        g: SlotCols,
-        u: SlotCols,
-        dy: Slot,
-        recompute_output: bool,
-    },
-    /// y = x\[picks\]: the last row of every sequence
-    Pick {
-        x: Slot,
-        y: Slot,
-    },
+    SwiGluBack { g: SlotCols, u: SlotCols, dy: Slot, recompute_output: bool },
+    /// y = the rows of x that the head runs on: those whose outputs are needed; in decode the last one of every sequence
+    Pick { x: Slot, y: Slot },
+    /// dx = the sum of the rows of dy that were picked from each row; zero for rows that were not picked
+    PickBack { dy: Slot, dx: Slot },
     /// The logits of at most one head chunk of rows
-    HeadLogits {
-        x: Slot,
-        w: Param,
-        logits: Slot,
-    },
-    /// The head's outputs per token, chunk by chunk
-    HeadOutputs {
-        x: Slot,
-        w: Param,
-        logits: Slot,
-    },
+    HeadLogits { x: Slot, w: Param, logits: Slot },
+    /// The head's outputs per row, chunk by chunk
+    HeadOutputs { x: Slot, w: Param, logits: Slot },
     /// The same, and in the same pass dx and dw from the objective's coefficients
-    HeadFused {
-        x: Slot,
-        w: Param,
-        logits: Slot,
-        dx: Slot,
-    },
+    HeadFused { x: Slot, w: Param, logits: Slot, dx: Slot },
     /// The scalar head's output: x · w
-    Score {
-        x: Slot,
-        w: Param,
-    },
+    Score { x: Slot, w: Param },
     /// dx = c · w, dw += Σ c · x, where c are the objective's coefficients
-    ScoreBack {
-        x: Slot,
-        w: Param,
-        dx: Slot,
-    },
+    ScoreBack { x: Slot, w: Param, dx: Slot },
 }
 
 impl ProgramStep {
@@ -217,6 +141,7 @@ impl ProgramStep {
             AttentionBack { q, k, v, out, lse, dout, .. } => vec![q.slot, k.slot, v.slot, out, lse, dout],
             SwiGlu { g, u, .. } => vec![g.slot, u.slot],
             SwiGluBack { g, u, dy, .. } => vec![g.slot, u.slot, dy],
+            PickBack { dy, .. } => vec![dy],
             Pick { x, .. }
             | HeadLogits { x, .. }
             | HeadOutputs { x, .. }
@@ -243,8 +168,14 @@ impl ProgramStep {
             Dropout { y, .. } => vec![y],
             DropoutBack { dx, .. } => vec![dx],
             Rope { x, .. } => vec![x.slot],
-            Attention { out, lse, .. } => vec![out, lse],
-            AttentionBack { dqkv, .. } => dqkv.map(|c| c.slot).to_vec(),
+            Attention { out, lse, shares, .. } => {
+                let copies = [Slot::PosQkv, Slot::PosO, Slot::PosLse];
+                [out, lse].into_iter().chain(copies.into_iter().filter(|_| shares)).collect()
+            }
+            AttentionBack { dqkv, shares, .. } => {
+                let copies = [Slot::PosQkv, Slot::PosO, Slot::PosLse, Slot::PosDO, Slot::PosDQkv];
+                dqkv.into_iter().map(|c| c.slot).chain(copies.into_iter().filter(|_| shares)).collect()
+            }
             SwiGlu { y, .. } => vec![y],
             SwiGluBack { g, u, dy, recompute_output } => {
                 let mut all = vec![g.slot, u.slot];
@@ -252,6 +183,7 @@ impl ProgramStep {
                 all
             }
             Pick { y, .. } => vec![y],
+            PickBack { dx, .. } => vec![dx],
             HeadLogits { logits, .. } | HeadOutputs { logits, .. } => vec![logits],
             HeadFused { logits, dx, .. } => vec![logits, dx],
             Score { .. } => vec![],

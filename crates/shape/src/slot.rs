@@ -5,8 +5,12 @@ use lockstep_core::{Bytes, DType};
 /// How many rows a slot has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SlotRows {
-    /// One per token of the micro-batch.
+    /// One per row that is computed: a token of the micro-batch, or one that several documents share.
     Tokens,
+    /// One per position of every document, for attention.
+    Positions,
+    /// One per row that the head runs on.
+    HeadRows,
     /// One per token of a head chunk.
     Chunk,
 }
@@ -51,12 +55,19 @@ pub enum Slot {
     DN,
     DO,
     DQkv,
+    /// The operands of attention at every position, if documents share rows.
+    PosQkv,
+    PosO,
+    PosLse,
+    PosDO,
+    PosDQkv,
+    /// The rows of the residual stream that the head runs on: those whose outputs are needed.
+    XF,
     /// The normalized input of the head, and its reciprocal standard deviations.
     NF,
     RF,
+    /// The gradient of `NF`, then of `XF`.
     DNF,
-    /// The rows of `NF` that the next tokens are sampled from. \[sequences, D\]
-    Last,
     /// The logits of one head chunk.
     Logits,
 }
@@ -89,9 +100,14 @@ impl SlotSpec {
         SlotSpec { slot, rows: SlotRows::Tokens, width, dtype: Some(DType::F32) }
     }
 
+    pub const fn with_rows(self, rows: SlotRows) -> SlotSpec {
+        SlotSpec { rows, ..self }
+    }
+
+    /// The most bytes of the slot, for a micro-batch of at most `tokens` positions: no kind of row has more.
     pub fn bytes(&self, tokens: usize, chunk: usize, activation: DType) -> Bytes {
         let rows = match self.rows {
-            SlotRows::Tokens => tokens,
+            SlotRows::Tokens | SlotRows::Positions | SlotRows::HeadRows => tokens,
             SlotRows::Chunk => chunk,
         };
         Bytes((rows * self.width * self.dtype.unwrap_or(activation).size()) as u64)

@@ -47,6 +47,8 @@ pub struct TestSetup {
     pub generates: Option<(usize, usize)>,
     /// Plans as if the device had its own memory: batches pass through staging memory, padded to whole blocks of tokens.
     pub separate_memory: bool,
+    /// Lets documents that begin alike share rows.
+    pub shares_rows: bool,
     /// Fills memory that no operation may read with NaN.
     pub poison: bool,
 }
@@ -79,6 +81,7 @@ impl Default for TestSetup {
             evaluates: false,
             generates: None,
             separate_memory: false,
+            shares_rows: false,
             poison: true,
         }
     }
@@ -127,7 +130,12 @@ pub fn model(role: ModelRole, shape: &ModelShape, setup: &TestSetup) -> ModelPla
             optimizer_tier: setup.optimizer_tier,
             optimizer_units_on_device: setup.optimizer_units_on_device,
         },
-        bounds: BatchBounds { tokens: setup.tokens, docs: 64, max_doc: setup.max_doc },
+        bounds: BatchBounds {
+            tokens: setup.tokens,
+            docs: 64,
+            max_doc: setup.max_doc,
+            shares_rows: setup.shares_rows,
+        },
         head_chunk_tokens: setup.head_chunk_tokens,
         recompute: match setup.late {
             None => setup.recompute.into(),

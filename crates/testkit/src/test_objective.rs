@@ -13,13 +13,18 @@ pub struct TestBatch {
     pub cu_seqlens: Vec<u32>,
     /// The data set index of each document: its position in the batch, counted from 1, unless a test sets it.
     pub samples: Vec<u32>,
+    /// How many of its first tokens each document has in common with the one before it; empty: not known.
+    pub shared: Vec<u32>,
+    /// Whether the head runs only where `weights` are not zero.
+    pub selects: bool,
 }
 
 impl TestBatch {
     pub fn new(tokens: Vec<u32>, targets: Vec<u32>, weights: Vec<f32>, cu_seqlens: Vec<u32>) -> TestBatch {
         let positions = cu_seqlens.windows(2).flat_map(|w| 0..w[1] - w[0]).collect();
         let samples = (1..cu_seqlens.len() as u32).collect();
-        TestBatch { tokens, targets, weights, positions, cu_seqlens, samples }
+        let (shared, selects) = (Vec::new(), false);
+        TestBatch { tokens, targets, weights, positions, cu_seqlens, samples, shared, selects }
     }
 
     /// Documents of random tokens, all with weight 1.
@@ -35,6 +40,18 @@ impl TestBatch {
             cu.push(cu[cu.len() - 1] + *len as u32);
         }
         TestBatch::new(draw(0), draw(1), vec![1.0; total], cu)
+    }
+
+    /// The same batch, with what documents have in common, and with the head only where weights are not zero.
+    pub fn compact(mut self) -> TestBatch {
+        let doc = |d: usize| &self.tokens[self.cu_seqlens[d] as usize..self.cu_seqlens[d + 1] as usize];
+        let common = |d: usize| match d {
+            0 => 0,
+            _ => doc(d - 1).iter().zip(doc(d)).take_while(|(a, b)| a == b).count() as u32,
+        };
+        self.shared = (0..self.cu_seqlens.len() - 1).map(common).collect();
+        self.selects = true;
+        self
     }
 
     /// A batch of the given documents of this one, in the given order.
@@ -83,6 +100,8 @@ impl StepDriver for TestObjective {
             positions: &m.positions,
             cu_seqlens: &m.cu_seqlens,
             samples: &m.samples,
+            weights: if m.selects { &m.weights } else { &[] },
+            shared: &m.shared,
         }
     }
 
@@ -112,6 +131,8 @@ pub fn score_with(engine: &mut Engine, model: ModelId, micro_batch: &TestBatch) 
         positions: &micro_batch.positions,
         cu_seqlens: &micro_batch.cu_seqlens,
         samples: &[],
+        weights: &[],
+        shared: &[],
     };
     engine
         .model_mut(model)

@@ -145,6 +145,8 @@ impl StepDriver for SyntheticBatch {
             positions: &self.positions,
             cu_seqlens: &self.bounds,
             samples: &self.samples,
+            weights: &[],
+            shared: &[],
         }
     }
 

@@ -199,5 +199,7 @@ pub(crate) fn micro_batch(batch: &Batch) -> MicroBatch<'_> {
         positions: &batch.positions,
         cu_seqlens: &batch.cu_seqlens,
         samples: &batch.samples,
+        weights: &batch.weights,
+        shared: &batch.shared,
     }
 }

@@ -1,4 +1,4 @@
-//! Operations over the vocabulary: embedding and cross-entropy.
+//! Operations that look rows up or run over the vocabulary: embedding, row maps and cross-entropy.
 
 use std::cell::LazyCell;
 
@@ -8,6 +8,7 @@ use lockstep_device::cuda::GpuError;
 use super::harness::{Case, Harness, Operands, tolerance};
 use crate::cross_entropy::{self, Channels, reference};
 use crate::embedding;
+use crate::rows::{self, RowMap};
 
 pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
     // Tokens, rows of the table, columns, padding. A table of few rows gives long runs of equal tokens.
@@ -23,6 +24,18 @@ pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
     for (tokens, rows, cols, pad) in tables {
         if harness.includes(tokens.max(rows) * cols) {
             look_up(harness, dtype, [tokens, rows, cols, pad])?;
+        }
+    }
+    // Positions, rows, columns, padding of rows, positions at the end that pad the batch.
+    for shape in [
+        (0, 3, 8, 0, 0),
+        (1, 1, 1, 0, 0),
+        (300, 200, 37, 1, 9),
+        (700, 700, 96, 8, 0),
+        (4096, 1500, 128, 0, 200),
+    ] {
+        if harness.includes(shape.0.max(shape.1) * shape.2) {
+            row_maps(harness, dtype, shape)?;
         }
     }
     for (rows, vocab, pad) in
@@ -60,6 +73,43 @@ fn look_up(harness: &Harness, dtype: DType, [tokens, rows, cols, pad]: [usize; 4
         case.compare("dtable", cols, case.padded_values(&dtable), || {
             embedding::reference::backward(&mut want, &case.padded_values(&dx), cols, &indices);
             want
+        });
+    })
+}
+
+fn row_maps(
+    harness: &Harness,
+    dtype: DType,
+    (positions, rows, cols, pad, padding): (usize, usize, usize, usize, usize),
+) -> Result<(), GpuError> {
+    let name = format!("row maps, {dtype}, {positions} positions of {rows} rows of {cols}, padding {pad}");
+    harness.case(name, tolerance(dtype), |case| {
+        let source = case.indices(positions, rows);
+        let (offsets, entries) = rows::reference::positions_of_rows(&source, rows, padding);
+        let [source_view, offsets, entries] =
+            [&source[..], &offsets, &entries].map(|table| case.input_u32(table));
+        let map = RowMap { source: source_view, offsets, entries };
+        let x = case.padded_normals(rows, cols, pad, dtype);
+        let y = case.padded_normals(positions, cols, pad, dtype);
+        let [expanded, firsts] = [(); 2].map(|()| case.padded_output(positions, cols, pad, dtype));
+        let [picked, sums] = [(); 2].map(|()| case.padded_output(rows, cols, pad, dtype));
+        rows::expand(case.queue, expanded.mat, x.mat, map.source);
+        rows::expand_first(case.queue, firsts.mat, x.mat, &map);
+        rows::first(case.queue, picked.mat, y.mat, &map);
+        rows::sum(case.queue, sums.mat, y.mat, &map);
+        let [xv, yv] = [case.padded_values(&x), case.padded_values(&y)];
+        let size = yv.iter().map(|y| y * y).sum::<f64>().sqrt();
+        case.compare("expanded", cols, case.padded_values(&expanded), || {
+            embedding::reference::forward(&xv, cols, &source)
+        });
+        case.compare("first positions", cols, case.padded_values(&firsts), || {
+            rows::reference::expand_first(&xv, cols, &source, padding)
+        });
+        case.compare("picked", cols, case.padded_values(&picked), || {
+            rows::reference::first(&yv, cols, &source, rows, padding)
+        });
+        case.compare_at("sums", cols, size, case.padded_values(&sums), || {
+            rows::reference::sum(&yv, cols, &source, rows, padding)
         });
     })
 }

@@ -59,7 +59,8 @@ impl StepBuilder<'_> {
             self.head_score(micro_batch);
         }
         let mut accesses = vec![(inputs, Access::Read), (coefficients, Access::Define)];
-        accesses.extend((!ahead).then_some((outputs, Access::Read)));
+        // Updated, because the host moves them from the head's rows to their positions.
+        accesses.extend((!ahead).then_some((outputs, Access::Update)));
         self.emit(OpKind::Objective { micro_batch }, Lane::Compute, accesses, &[]);
 
         let fresh = self.fresh(micro_batch);

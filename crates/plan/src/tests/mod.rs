@@ -91,7 +91,7 @@ impl TestSetup {
         let model = |role: ModelRole| {
             let settings = ModelSettings {
                 placements,
-                bounds: BatchBounds { tokens: self.tokens, docs: 8, max_doc: 128 },
+                bounds: BatchBounds { tokens: self.tokens, docs: 8, max_doc: 128, shares_rows: false },
                 head_chunk_tokens: 256,
                 recompute: self.recompute,
                 channels: Channels::LOG_PROB,

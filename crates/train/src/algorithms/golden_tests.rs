@@ -470,7 +470,7 @@ fn check_ppo_step(golden: &Golden, config: &RunConfig, rollout: Rollout) {
     let (mut batch, mut whole) = (Batch::default(), Batch::default());
     for (row, sequence) in rollout.sequences.iter().enumerate() {
         batch.push_document(&sequence.tokens, sequence.prompt_len as usize, row as u32);
-        whole.push_sequence(&sequence.tokens, row as u32);
+        whole.push_sequence(&sequence.tokens, 0..sequence.tokens.len(), row as u32);
     }
     let (rows, rollout) = ((0..rollout.sequences.len() as u32).collect::<Vec<_>>(), Arc::new(rollout));
     let (mut policy, mut value) = (PolicyGradient::ppo(config, ppo), PpoValue::new(ppo));

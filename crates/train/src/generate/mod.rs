@@ -87,7 +87,7 @@ impl Generator {
         let inference = Inference {
             shape: &shape,
             storage: spec.storage.unwrap_or(stored),
-            bounds: BatchBounds { tokens, docs: tokens, max_doc: tokens },
+            bounds: BatchBounds { tokens, docs: tokens, max_doc: tokens, shares_rows: false },
             machine: spec.machine,
             scores: spec.score_tokens > 0,
             slots: Some(Slots { docs: spec.slots, capacity, pages: None }),
@@ -183,6 +183,8 @@ impl Generator {
             positions: &positions,
             cu_seqlens: &[0, len as u32],
             samples: &[],
+            weights: &[],
+            shared: &[],
         };
         self.engine
             .model_mut(ModelId::FIRST)

@@ -4,6 +4,8 @@
 //! function of (seed, sample, position), so a sequence does not depend on others in the batch.
 
 use lockstep_core::rng::{Purpose, RngStream};
+use lockstep_device::Isa;
+use lockstep_ops::sampling;
 
 /// Sampling parameters, as in Hugging Face's `GenerationConfig`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,13 +43,16 @@ const SORTED_FIRST: usize = 256;
 #[derive(Debug)]
 pub(super) struct Sampler {
     params: SamplingParams,
+    isa: Isa,
     scores: Vec<f32>,
+    weights: Vec<f32>,
     candidates: Vec<(f32, u32)>,
 }
 
 impl Sampler {
     pub(super) fn new(params: SamplingParams) -> Sampler {
-        Sampler { params, scores: Vec::new(), candidates: Vec::new() }
+        let isa = Isa::detect();
+        Sampler { params, isa, scores: Vec::new(), weights: Vec::new(), candidates: Vec::new() }
     }
 
     /// Samples the token after `history`. `sample` is the index of the sequence.
@@ -60,15 +65,20 @@ impl Sampler {
         if self.params.temperature == 0.0 {
             return argmax(scores);
         }
-        self.candidates.clear();
+        let [word, _, _, _] =
+            RngStream::new(self.params.seed, Purpose::Sampling, 0, sample).block(history.len() as u32);
+        let at = f64::from(word) / 4_294_967_296.0;
         let inverse_temperature = 1.0 / self.params.temperature;
+        let SamplingParams { top_k, top_p, min_p, .. } = self.params;
+        if top_k == 0 && top_p >= 1.0 && min_p <= 0.0 {
+            return sampling::pick(self.isa, scores, inverse_temperature, at, &mut self.weights) as u32;
+        }
+        self.candidates.clear();
         self.candidates.extend(scores.iter().zip(0..).map(|(score, id)| (score * inverse_temperature, id)));
         self.keep_top_k();
         self.keep_top_p();
         self.keep_min_p();
-        let [word, _, _, _] =
-            RngStream::new(self.params.seed, Purpose::Sampling, 0, sample).block(history.len() as u32);
-        pick(&self.candidates, f64::from(word) / 4_294_967_296.0)
+        pick(&self.candidates, at)
     }
 
     fn penalize(&mut self, logits: &[f32], history: &[u32]) {

@@ -128,7 +128,7 @@ fn engine(docs: usize, pages: Option<usize>, pass_tokens: usize) -> Engine {
     let inference = Inference {
         shape: &ModelShape { layers: 2, ..ModelShape::named("tiny", 101).unwrap() },
         storage: DType::F32,
-        bounds: BatchBounds { tokens: pass_tokens, docs: 8, max_doc: 256 },
+        bounds: BatchBounds { tokens: pass_tokens, docs: 8, max_doc: 256, shares_rows: false },
         machine: Machine::cpu(2),
         scores: true,
         slots: Some(Slots { docs, capacity: 200, pages }),
@@ -147,6 +147,8 @@ fn score(engine: &mut Engine, tokens: &[u32]) -> Vec<f32> {
         positions: &positions,
         cu_seqlens: &[0, len as u32],
         samples: &[],
+        weights: &[],
+        shared: &[],
     };
     let mut all = Vec::new();
     let mut keep = |outputs: lockstep_engine::Outputs<'_>| all.extend_from_slice(outputs.log_probs());

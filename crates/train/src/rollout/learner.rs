@@ -147,8 +147,11 @@ impl<'a> RolloutLearner<'a> {
         let batch = |index: usize| {
             let mut batch = Batch::default();
             batch.clear();
-            let mine = rows.chunks(per_micro_batch).nth(index * world + self.rank).unwrap_or(&[]);
-            mine.iter().for_each(|row| push(&mut batch, *row));
+            let mut mine =
+                rows.chunks(per_micro_batch).nth(index * world + self.rank).unwrap_or(&[]).to_vec();
+            // Completions of one prompt follow each other, so that they share its rows.
+            mine.sort_unstable();
+            mine.into_iter().for_each(|row| push(&mut batch, row));
             batch
         };
         (0..count).map(batch).collect()
@@ -161,7 +164,12 @@ impl<'a> RolloutLearner<'a> {
             batch.push_document(&sequence(row).tokens, sequence(row).prompt_len as usize, row);
         });
         let others = self.value.as_ref().map(|(id, _)| {
-            (*id, self.micro_batches(&rows, |batch, row| batch.push_sequence(&sequence(row).tokens, row)))
+            let push = |batch: &mut Batch, row: u32| {
+                let first = sequence(row).prompt_len as usize - 1;
+                let num_values = rollout.advantages.returns_of(row).len();
+                batch.push_sequence(&sequence(row).tokens, first..first + num_values, row);
+            };
+            (*id, self.micro_batches(&rows, push))
         });
         let count =
             |tokens: fn(&Sequence) -> usize| rows.iter().map(|row| tokens(sequence(*row)) as u64).sum();

@@ -60,7 +60,9 @@ pub(crate) fn values_at(
     let mut batch = Batch::default();
     for part in rounds.batches(sequences) {
         batch.clear();
-        part.iter().enumerate().for_each(|(i, sequence)| batch.push_sequence(&sequence.tokens, i as u32));
+        for (i, sequence) in part.iter().enumerate() {
+            batch.push_sequence(&sequence.tokens, positions(sequence), i as u32);
+        }
         engine.model_mut(model).score(micro_batch(&batch), &mut |outputs: Outputs<'_>| {
             let values = outputs.get(Channel::Value);
             for (doc, sequence) in part.iter().enumerate() {
