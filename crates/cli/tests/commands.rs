@@ -23,7 +23,7 @@ fn plan_of_one_rank() {
     policy    LlamaForCausalLM, 37.1 k parameters
         parameters, f32                        160 KiB           -           -
         Adam moments, f32                      320 KiB           -           -
-    arena: residents + largest phase          6.05 MiB           -           -
+    arena: residents + largest phase          6.08 MiB           -           -
     overhead: process, libraries, data        22.1 MiB           -           -
     total                                     28.1 MiB           -           -
     ");
@@ -91,7 +91,7 @@ fn offloaded_optimizer() {
         master parameters, f32                       -     160 KiB           -
         gradients, f32                               -     160 KiB           -
         Adam moments, f32                            -     320 KiB           -
-    arena: residents + largest phase          5.66 MiB     732 KiB           -
+    arena: residents + largest phase          5.69 MiB     732 KiB           -
     total                                     27.7 MiB     732 KiB           -
     ");
 }
@@ -111,7 +111,7 @@ fn frozen_tensors() {
 fn other_optimizers() {
     assert_snapshot!(planned(&["optim=sgd"], &["residents", "moment"]), @r"
     residents                                  324 KiB           -           -
-    arena: residents + largest phase          5.73 MiB           -           -
+    arena: residents + largest phase          5.77 MiB           -           -
     ");
     assert_snapshot!(planned(&["optim=sgd", "momentum=0.9"], &["residents", "moment"]), @r"
     residents                                  484 KiB           -           -
