@@ -15,6 +15,7 @@ mod budget;
 mod buffer;
 mod builder;
 mod check;
+pub mod cost;
 mod generation;
 mod happens_before;
 mod input;
