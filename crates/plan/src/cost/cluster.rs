@@ -61,7 +61,11 @@ impl Cluster {
             _ => per_node,
         };
         let on_node = on_node.min(size).max(1);
-        Group { nodes: size.div_ceil(on_node), ranks_per_node: on_node, groups_per_node: (per_node / on_node).max(1) }
+        Group {
+            nodes: size.div_ceil(on_node),
+            ranks_per_node: on_node,
+            groups_per_node: (per_node / on_node).max(1),
+        }
     }
 }
 
@@ -82,8 +86,7 @@ pub struct NetworkError {
 
 impl NetworkError {
     /// What to write instead.
-    pub const HINT: &'static str =
-        "Write a number and a unit, such as 100Gbps (one port per node), 400Gbps/gpu (one port per GPU) or 25GB/s.";
+    pub const HINT: &'static str = "Write a number and a unit, such as 100Gbps (one port per node), 400Gbps/gpu (one port per GPU) or 25GB/s.";
 }
 
 impl NetworkSpeed {

@@ -10,30 +10,45 @@
 //! Everything here is a pure function. A caller measures rates or takes published ones. `docs/cost-model.md` has the
 //! formulas and the known errors.
 
+mod changes;
 mod chips;
 mod cluster;
 mod collective;
+mod curve_picture;
+mod json;
 mod memory_curve;
 mod memory_kinds;
+mod oom;
 mod operation;
 mod prediction;
 mod rates;
+mod scaling;
 mod simulate;
 mod strategies;
+mod table;
 #[cfg(test)]
 mod tests;
+mod text;
 mod work;
 mod workload;
 
+pub use changes::{Change, Refusal, Suggestion, suggest_changes};
 pub use chips::{CHIPS, Chip, ChipError, HostRates};
 pub use cluster::{Cluster, Link, NetworkError, NetworkSpeed, Transport};
 pub use collective::{Collective, Group};
+pub use curve_picture::{curve_svg, curve_text};
+pub use json::{curve_json, refusal_json, scaling_json, strategies_json};
 pub use memory_curve::{CurvePoint, MemoryCurve};
 pub use memory_kinds::MemoryByKind;
+pub use oom::{OutOfMemoryReport, explain_oom};
 pub use operation::{CopyLink, OpDemand, demand};
 pub use prediction::{PhaseTime, Prediction, model_flops_per_token, predict};
 pub use rates::{GemmTile, MatmulRates, Rates};
+pub use scaling::{ScalingRow, ScalingTable, scaling_table};
 pub use simulate::{OpTime, Simulation, Straggler, simulate};
-pub use strategies::{STRATEGIES, StrategyChoice, StrategyRow, StrategyTable, choose_strategy, strategy_table};
+pub use strategies::{
+    STRATEGIES, StrategyChoice, StrategyRow, StrategyTable, choose_strategy, strategy_table,
+};
+pub use text::{refusal_text, scaling_text, strategies_text};
 pub use work::{Gemm, Work};
 pub use workload::{Machine, Workload, WorkspaceBytes};

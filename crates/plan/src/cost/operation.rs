@@ -27,17 +27,30 @@ pub enum OpDemand {
     Nothing,
     Device(Work),
     /// The host's cores read and write so many bytes.
-    Host { bytes: f64 },
-    Copy { link: CopyLink, bytes: f64 },
+    Host {
+        bytes: f64,
+    },
+    Copy {
+        link: CopyLink,
+        bytes: f64,
+    },
     /// Ranks along `axes` exchange a buffer of `bytes` in total, then `local` follows on each of them.
-    Collective { collective: Collective, axes: Axes, bytes: f64, local: Work },
+    Collective {
+        collective: Collective,
+        axes: Axes,
+        bytes: f64,
+        local: Work,
+    },
 }
 
 /// The demand of one operation, on the rank with the largest shards.
 pub fn demand(plan: &PlanData, phase: &Phase, op: &Op) -> OpDemand {
     let operands = Operands { plan, phase };
-    let collective = |collective, axes, bytes: Bytes| {
-        OpDemand::Collective { collective, axes, bytes: bytes.0 as f64, local: Work::none() }
+    let collective = |collective, axes, bytes: Bytes| OpDemand::Collective {
+        collective,
+        axes,
+        bytes: bytes.0 as f64,
+        local: Work::none(),
     };
     match op.kind {
         OpKind::Release(_) => OpDemand::Nothing,

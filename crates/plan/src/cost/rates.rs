@@ -56,6 +56,9 @@ pub struct Rates {
     pub gemm_tile: GemmTile,
     /// Bytes read plus bytes written per second, in the device's memory.
     pub memory_bytes_per_s: f64,
+    /// The share of the device's rates that is left in a whole step, if they were measured in short bursts: a GPU at
+    /// its power limit lowers its clock. 1 for rates that were measured under a sustained load.
+    pub sustained_share: f64,
     /// The time that every kernel takes besides its work.
     pub kernel_seconds: f64,
     /// Between device and host, one direction.
@@ -93,9 +96,10 @@ impl Rates {
         let gemms: f64 =
             work.gemms.iter().map(|(gemm, count)| f64::from(*count) * self.gemm_seconds(gemm)).sum();
         let attention_rate = self.matmul.of(work.attention_dtype) * self.attention_share;
-        gemms
+        let in_a_burst = gemms
             + work.attention_flops / attention_rate
             + work.bytes / self.memory_bytes_per_s
-            + f64::from(work.kernels) * self.kernel_seconds
+            + f64::from(work.kernels) * self.kernel_seconds;
+        in_a_burst / self.sustained_share
     }
 }

@@ -98,12 +98,7 @@ struct Lanes<'a> {
 }
 
 impl<'a> Lanes<'a> {
-    fn new(
-        schedule: &'a Schedule,
-        ops: &'a [OpTime],
-        slowdowns: Vec<f64>,
-        share_cores: bool,
-    ) -> Lanes<'a> {
+    fn new(schedule: &'a Schedule, ops: &'a [OpTime], slowdowns: Vec<f64>, share_cores: bool) -> Lanes<'a> {
         let mut queues: [Vec<usize>; Lane::COUNT] = Default::default();
         for (i, op) in schedule.ops.iter().enumerate() {
             queues[op.lane as usize].push(i);

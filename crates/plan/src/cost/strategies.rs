@@ -146,8 +146,11 @@ fn cheapest(rows: &[StrategyRow], budget: Bytes, params: u64) -> StrategyChoice 
             format!("{} has the shortest predicted step {of}", chosen.strategy)
         }
     };
-    let tied: Vec<String> =
-        ties.iter().filter(|row| row.strategy != chosen.strategy).map(|row| row.strategy.to_string()).collect();
+    let tied: Vec<String> = ties
+        .iter()
+        .filter(|row| row.strategy != chosen.strategy)
+        .map(|row| row.strategy.to_string())
+        .collect();
     let why_not_tied = match tied.is_empty() {
         true => String::new(),
         false if chosen.strategy == rule => {
@@ -165,7 +168,9 @@ fn configured(rows: &[StrategyRow], name: StrategyName, budget: Bytes, params: u
     };
     let auto = cheapest(rows, budget, params);
     let reason = match (row.fits, auto.fits) {
-        (true, _) if auto.strategy == name => "The configuration sets it, and `auto` would choose it too.".into(),
+        (true, _) if auto.strategy == name => {
+            "The configuration sets it, and `auto` would choose it too.".into()
+        }
         (true, _) => format!("The configuration sets it. `auto` would choose {}.", auto.strategy),
         (false, true) => {
             format!("The configuration sets it, but it does not fit into {budget}. {} would.", auto.strategy)

@@ -204,7 +204,8 @@ impl UnitWork<'_> {
     /// A weight as a matrix: rows and columns. A tied head uses the embedding's.
     fn weight(&self, w: Param) -> (usize, usize) {
         let of = |unit: u32| self.model.units[unit as usize].extent(w);
-        let extent = of(self.unit).or_else(|| of(self.model.embed())).expect("a program names weights it has");
+        let extent =
+            of(self.unit).or_else(|| of(self.model.embed())).expect("a program names weights it has");
         (extent.rows, extent.cols)
     }
 

@@ -27,10 +27,21 @@ fn print_h200() {
         if let Some(w) = workload("7b", 4, 2048).with_strategy(name, &m.cluster) {
             let plan = w.lay_out(m.budget);
             let p = m.predict(&plan);
-            println!("{name} {:.3} s, exposed {:.3}, sent {} {}", p.step_seconds, p.exposed_comm_seconds, p.sent, plan.device_bytes());
+            println!(
+                "{name} {:.3} s, exposed {:.3}, sent {} {}",
+                p.step_seconds,
+                p.exposed_comm_seconds,
+                p.sent,
+                plan.device_bytes()
+            );
         }
     }
-    let _ = (Collective::AllGather, Group { nodes: 1, ranks_per_node: 1, groups_per_node: 1 }, StrategyName::Ddp, DType::F32);
-    let _ : Option<(PlanData, OpDemand)> = None;
+    let _ = (
+        Collective::AllGather,
+        Group { nodes: 1, ranks_per_node: 1, groups_per_node: 1 },
+        StrategyName::Ddp,
+        DType::F32,
+    );
+    let _: Option<(PlanData, OpDemand)> = None;
     let _ = (demand, model_flops_per_token);
 }

@@ -1,0 +1,245 @@
+//! For a plan that does not fit: the changes that make it fit with the least predicted time lost.
+//!
+//! The guides' ladder has steps: a smaller micro-batch with more accumulation, recomputation, 16-bit storage, a strategy
+//! that shards more, offload of the optimizer, offload of the parameters. A suggestion takes one step or several. All
+//! suggestions keep the global batch.
+
+use lockstep_config::StrategyName;
+use lockstep_core::{Bytes, DType};
+use lockstep_shape::Recompute;
+
+use crate::buffer::MemoryTier;
+use crate::cost::strategies::{STRATEGIES, canonical, host_bytes};
+use crate::cost::workload::{Machine, Workload};
+use crate::input::RecomputePolicy;
+use crate::run_plan::PlanData;
+
+/// How many suggestions a refusal makes.
+const SUGGESTIONS: usize = 3;
+
+/// One change of a configuration.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Change {
+    /// `per_device_train_batch_size` and `gradient_accumulation_steps`.
+    MicroBatch {
+        rows: u32,
+        num_micro_batches: u32,
+    },
+    Recompute(RecomputePolicy),
+    /// bf16 storage instead of f32.
+    Bf16,
+    Strategy(StrategyName),
+    OffloadOptimizer(MemoryTier),
+    OffloadParams(MemoryTier),
+}
+
+/// The steps of the ladder, in the guides' order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum LadderStep {
+    MicroBatch,
+    Recompute,
+    Precision,
+    Strategy,
+    OffloadOptimizer,
+    OffloadParams,
+}
+
+impl LadderStep {
+    const ALL: [LadderStep; 6] = [
+        LadderStep::MicroBatch,
+        LadderStep::Recompute,
+        LadderStep::Precision,
+        LadderStep::Strategy,
+        LadderStep::OffloadOptimizer,
+        LadderStep::OffloadParams,
+    ];
+}
+
+/// Changes that together make a plan fit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Suggestion {
+    /// In the order of the ladder.
+    pub changes: Vec<Change>,
+    pub device: Bytes,
+    pub host: Bytes,
+    pub step_seconds: f64,
+    pub tokens_per_s: f64,
+}
+
+/// A plan that does not fit, and what would make it fit.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Refusal {
+    pub needed: Bytes,
+    pub budget: Bytes,
+    /// The predicted step of the plan that was refused, if the memory were there.
+    pub step_seconds: f64,
+    /// At most three, in the order of the ladder. Empty: no combination of changes fits.
+    pub suggestions: Vec<Suggestion>,
+}
+
+impl Suggestion {
+    /// How much longer a step takes than the one that was refused, as a share.
+    pub fn time_lost(&self, refusal: &Refusal) -> f64 {
+        self.step_seconds / refusal.step_seconds - 1.0
+    }
+}
+
+/// Finds what makes a run fit. `None`: it fits already.
+pub fn suggest_changes(workload: &Workload<'_>, machine: &Machine) -> Option<Refusal> {
+    let current = match canonical(workload.strategy) {
+        StrategyName::Auto => StrategyName::Ddp,
+        named => named,
+    };
+    let workload = workload.with_strategy(current, &machine.cluster)?;
+    let plan = workload.lay_out(machine.budget);
+    if machine.fits(&plan) {
+        return None;
+    }
+    let search = Search { workload: &workload, machine };
+    let step_seconds = machine.predict(&plan).step_seconds;
+    Some(Refusal {
+        needed: plan.device_bytes(),
+        budget: machine.budget,
+        step_seconds,
+        suggestions: search.best(),
+    })
+}
+
+struct Search<'a> {
+    workload: &'a Workload<'a>,
+    machine: &'a Machine,
+}
+
+/// Steps of the ladder that were taken, and the best way found to take them.
+struct Found {
+    steps: Vec<LadderStep>,
+    suggestion: Suggestion,
+}
+
+impl Search<'_> {
+    /// The suggestions that lose the least time, one for every set of steps. Sets with a step that is not needed are
+    /// left out. Fewer steps are preferred: sets of two are tried only if there are too few of one.
+    fn best(&self) -> Vec<Suggestion> {
+        let mut found: Vec<Found> = Vec::new();
+        for num_steps in 1..=LadderStep::ALL.len() {
+            for steps in sets_of(num_steps) {
+                let is_covered =
+                    found.iter().any(|other| other.steps.iter().all(|step| steps.contains(step)));
+                if !is_covered && let Some(suggestion) = self.fastest(&steps) {
+                    found.push(Found { steps, suggestion });
+                }
+            }
+            if found.len() >= SUGGESTIONS {
+                break;
+            }
+        }
+        found.sort_by(|a, b| a.suggestion.step_seconds.total_cmp(&b.suggestion.step_seconds));
+        found.truncate(SUGGESTIONS);
+        found.sort_by(|a, b| a.steps.cmp(&b.steps));
+        found.into_iter().map(|found| found.suggestion).collect()
+    }
+
+    /// The fastest way to take exactly these steps that fits.
+    fn fastest(&self, steps: &[LadderStep]) -> Option<Suggestion> {
+        let mut variants = vec![(vec![], self.workload.clone())];
+        for step in steps {
+            variants = variants
+                .into_iter()
+                .flat_map(|(changes, workload): (Vec<Change>, Workload<'_>)| {
+                    let levels = self.levels(*step, &workload).into_iter();
+                    levels.map(move |(change, workload)| {
+                        (changes.iter().copied().chain([change]).collect::<Vec<_>>(), workload)
+                    })
+                })
+                .collect();
+        }
+        let fitting = variants.into_iter().filter_map(|(changes, workload)| {
+            let plan = workload.lay_out(self.machine.budget);
+            self.machine.fits(&plan).then(|| self.suggestion(changes, &plan))
+        });
+        fitting.min_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds))
+    }
+
+    fn suggestion(&self, mut changes: Vec<Change>, plan: &PlanData) -> Suggestion {
+        for change in &mut changes {
+            if let Change::Recompute(policy) = change {
+                // What the budget has chosen.
+                *policy = plan.input.models[0].recompute;
+            }
+        }
+        let prediction = self.machine.predict(plan);
+        Suggestion {
+            changes,
+            device: plan.device_bytes(),
+            host: host_bytes(plan),
+            step_seconds: prediction.step_seconds,
+            tokens_per_s: prediction.tokens_per_s,
+        }
+    }
+
+    /// The ways to take one step of the ladder.
+    fn levels<'w>(&self, step: LadderStep, workload: &Workload<'w>) -> Vec<(Change, Workload<'w>)> {
+        let placements = workload.input.models[0].placements;
+        let on_gpu = workload.input.has_separate_memory();
+        match step {
+            LadderStep::MicroBatch => {
+                let divisors = (1..workload.rows).rev().filter(|rows| workload.rows.is_multiple_of(*rows));
+                let level = |rows: u32| {
+                    let changed = workload.with_rows(rows);
+                    let num_micro_batches = changed.input.num_micro_batches;
+                    (Change::MicroBatch { rows, num_micro_batches }, changed)
+                };
+                divisors.map(level).collect()
+            }
+            LadderStep::Recompute => {
+                let full = RecomputePolicy::from(Recompute::Full);
+                let recomputes_all = workload.input.models[0].recompute == full;
+                let changed = Workload { auto_recompute: true, ..workload.clone() };
+                let is_new = !recomputes_all && !workload.auto_recompute;
+                is_new.then_some((Change::Recompute(full), changed)).into_iter().collect()
+            }
+            LadderStep::Precision => {
+                let is_new = workload.input.storage == DType::F32;
+                is_new.then(|| (Change::Bf16, workload.with_storage(DType::BF16))).into_iter().collect()
+            }
+            LadderStep::Strategy => self.further_sharding(workload),
+            LadderStep::OffloadOptimizer if placements.optimizer_tier == MemoryTier::Device => {
+                // On a CPU the device's memory is the host's.
+                let tiers = [on_gpu.then_some(MemoryTier::Host), Some(MemoryTier::Nvme)];
+                let level = |tier| (Change::OffloadOptimizer(tier), workload.with_optimizer_in(tier));
+                tiers.into_iter().flatten().map(level).collect()
+            }
+            LadderStep::OffloadParams if on_gpu && self.can_offload_params(workload) => {
+                vec![(Change::OffloadParams(MemoryTier::Host), workload.with_params_in(MemoryTier::Host))]
+            }
+            LadderStep::OffloadOptimizer | LadderStep::OffloadParams => vec![],
+        }
+    }
+
+    fn can_offload_params(&self, workload: &Workload<'_>) -> bool {
+        let placements = workload.input.models[0].placements;
+        placements.params == crate::Placement::Shard && placements.params_tier == MemoryTier::Device
+    }
+
+    /// The strategies that come after the configured one and shard more.
+    fn further_sharding<'w>(&self, workload: &Workload<'w>) -> Vec<(Change, Workload<'w>)> {
+        if self.machine.cluster.world_size() == 1 {
+            return vec![];
+        }
+        let position = |name: StrategyName| STRATEGIES.iter().position(|other| *other == name).unwrap_or(0);
+        let current = position(canonical(workload.strategy));
+        let further = STRATEGIES.into_iter().skip(current + 1);
+        let level = |name: StrategyName| {
+            let changed = workload.with_strategy(name, &self.machine.cluster)?;
+            Some((Change::Strategy(name), changed))
+        };
+        further.filter_map(level).collect()
+    }
+}
+
+/// All sets of `len` steps, each in the order of the ladder.
+fn sets_of(len: usize) -> Vec<Vec<LadderStep>> {
+    let all = 0..1u32 << LadderStep::ALL.len();
+    let chosen = |set: u32| LadderStep::ALL.into_iter().filter(move |step| set & (1 << *step as u32) != 0);
+    all.filter(|set| set.count_ones() as usize == len).map(|set| chosen(set).collect()).collect()
+}
