@@ -91,7 +91,7 @@ pub fn suggest_changes(workload: &Workload<'_>, machine: &Machine) -> Option<Ref
         named => named,
     };
     let workload = workload.with_strategy(current, &machine.cluster)?;
-    let plan = workload.lay_out(machine.budget);
+    let plan = workload.lay_out(machine);
     if machine.fits(&plan) {
         return None;
     }
@@ -110,54 +110,72 @@ struct Search<'a> {
     machine: &'a Machine,
 }
 
-/// Steps of the ladder that were taken, and the best way found to take them.
-struct Found {
+/// Changes that fit, and the steps of the ladder that they take.
+struct Fitting {
     steps: Vec<LadderStep>,
+    changes: Vec<Change>,
     suggestion: Suggestion,
 }
 
 impl Search<'_> {
-    /// The suggestions that lose the least time, one for every set of steps. Sets with a step that is not needed are
-    /// left out. Fewer steps are preferred: sets of two are tried only if there are too few of one.
+    /// The suggestions that lose the least time, first one for every set of steps. More than two steps are tried only if
+    /// there are too few suggestions without them.
     fn best(&self) -> Vec<Suggestion> {
-        let mut found: Vec<Found> = Vec::new();
+        let mut found: Vec<Fitting> = Vec::new();
         for num_steps in 1..=LadderStep::ALL.len() {
             for steps in sets_of(num_steps) {
-                let is_covered =
-                    found.iter().any(|other| other.steps.iter().all(|step| steps.contains(step)));
-                if !is_covered && let Some(suggestion) = self.fastest(&steps) {
-                    found.push(Found { steps, suggestion });
-                }
+                let variants = self.variants(&steps).into_iter();
+                let fitting: Vec<Fitting> =
+                    variants.filter_map(|variant| self.fitting(&steps, variant, &found)).collect();
+                found.extend(fitting);
             }
-            if found.len() >= SUGGESTIONS {
+            if num_steps >= 2 && fastest_of_each_set(&found).len() >= SUGGESTIONS {
                 break;
             }
         }
-        found.sort_by(|a, b| a.suggestion.step_seconds.total_cmp(&b.suggestion.step_seconds));
-        found.truncate(SUGGESTIONS);
-        found.sort_by(|a, b| a.steps.cmp(&b.steps));
-        found.into_iter().map(|found| found.suggestion).collect()
+        let by_time =
+            |a: &&Fitting, b: &&Fitting| a.suggestion.step_seconds.total_cmp(&b.suggestion.step_seconds);
+        let mut best = fastest_of_each_set(&found);
+        best.sort_by(by_time);
+        // If there are few sets of steps, one set may appear with several levels.
+        let mut others: Vec<&Fitting> = found.iter().collect();
+        others.retain(|other| !best.iter().any(|fitting| std::ptr::eq(*fitting, *other)));
+        others.sort_by(by_time);
+        best.extend(others);
+        best.truncate(SUGGESTIONS);
+        best.sort_by(|a, b| a.steps.cmp(&b.steps).then(by_time(a, b)));
+        best.into_iter().map(|fitting| fitting.suggestion.clone()).collect()
     }
 
-    /// The fastest way to take exactly these steps that fits.
-    fn fastest(&self, steps: &[LadderStep]) -> Option<Suggestion> {
+    /// All ways to take exactly these steps.
+    fn variants(&self, steps: &[LadderStep]) -> Vec<(Vec<Change>, Workload<'_>)> {
         let mut variants = vec![(vec![], self.workload.clone())];
         for step in steps {
-            variants = variants
-                .into_iter()
-                .flat_map(|(changes, workload): (Vec<Change>, Workload<'_>)| {
-                    let levels = self.levels(*step, &workload).into_iter();
-                    levels.map(move |(change, workload)| {
-                        (changes.iter().copied().chain([change]).collect::<Vec<_>>(), workload)
-                    })
-                })
-                .collect();
+            let mut longer = Vec::new();
+            for (changes, workload) in &variants {
+                for (change, changed) in self.levels(*step, workload) {
+                    longer.push((changes.iter().copied().chain([change]).collect(), changed));
+                }
+            }
+            variants = longer;
         }
-        let fitting = variants.into_iter().filter_map(|(changes, workload)| {
-            let plan = workload.lay_out(self.machine.budget);
-            self.machine.fits(&plan).then(|| self.suggestion(changes, &plan))
-        });
-        fitting.min_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds))
+        variants
+    }
+
+    /// The variant as a suggestion, if it fits and would not fit without one of its changes.
+    fn fitting(
+        &self,
+        steps: &[LadderStep],
+        (changes, workload): (Vec<Change>, Workload<'_>),
+        known: &[Fitting],
+    ) -> Option<Fitting> {
+        let has_needless = |known: &Fitting| known.changes.iter().all(|change| changes.contains(change));
+        if known.iter().any(has_needless) {
+            return None;
+        }
+        let plan = workload.lay_out(self.machine);
+        let suggestion = self.machine.fits(&plan).then(|| self.suggestion(changes.clone(), &plan))?;
+        Some(Fitting { steps: steps.to_vec(), changes, suggestion })
     }
 
     fn suggestion(&self, mut changes: Vec<Change>, plan: &PlanData) -> Suggestion {
@@ -235,6 +253,21 @@ impl Search<'_> {
         };
         further.filter_map(level).collect()
     }
+}
+
+/// Of every set of steps the fastest suggestion.
+fn fastest_of_each_set(found: &[Fitting]) -> Vec<&Fitting> {
+    let mut best: Vec<&Fitting> = Vec::new();
+    for fitting in found {
+        match best.iter_mut().find(|other| other.steps == fitting.steps) {
+            Some(other) if fitting.suggestion.step_seconds < other.suggestion.step_seconds => {
+                *other = fitting
+            }
+            Some(_) => {}
+            None => best.push(fitting),
+        }
+    }
+    best
 }
 
 /// All sets of `len` steps, each in the order of the ladder.

@@ -101,7 +101,7 @@ impl NetworkSpeed {
         let (number, unit) = speed.split_at(digits);
         let number: f64 = number.parse().map_err(|_| error())?;
         let bytes_per_unit = match unit.trim() {
-            "gbps" | "gbit/s" | "gb" | "g" => 1e9 / 8.0,
+            "gbps" | "gbit/s" => 1e9 / 8.0,
             "mbps" | "mbit/s" => 1e6 / 8.0,
             "tbps" | "tbit/s" => 1e12 / 8.0,
             "gb/s" => 1e9,

@@ -6,6 +6,7 @@
 //! - `simulate` runs a schedule on its lanes with these durations.
 //! - `prediction` is the result for a whole plan: seconds per step, tokens per second, communication.
 //! - `workload`, `strategies`, `changes` and `scaling` compare plans; `memory_curve` shows one plan's memory over time.
+//! - `paper` describes a cluster that is not here.
 //!
 //! Everything here is a pure function. A caller measures rates or takes published ones. `docs/cost-model.md` has the
 //! formulas and the known errors.
@@ -20,6 +21,7 @@ mod memory_curve;
 mod memory_kinds;
 mod oom;
 mod operation;
+mod paper;
 mod prediction;
 mod rates;
 mod scaling;
@@ -42,6 +44,7 @@ pub use memory_curve::{CurvePoint, MemoryCurve};
 pub use memory_kinds::MemoryByKind;
 pub use oom::{OutOfMemoryReport, explain_oom};
 pub use operation::{CopyLink, OpDemand, demand};
+pub use paper::{PaperCluster, PaperClusterError};
 pub use prediction::{PhaseTime, Prediction, model_flops_per_token, predict};
 pub use rates::{GemmTile, MatmulRates, Rates};
 pub use scaling::{ScalingRow, ScalingTable, scaling_table};

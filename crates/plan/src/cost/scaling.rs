@@ -46,7 +46,7 @@ pub fn scaling_table(workload: &Workload<'_>, machine: &Machine) -> ScalingTable
             .with_strategy(strategy, &cluster)
             .or_else(|| workload.with_strategy(StrategyName::Zero3, &cluster));
         let Some(variant) = variant else { continue };
-        let plan = variant.lay_out(machine.budget);
+        let plan = variant.lay_out(&machine);
         let prediction = machine.predict(&plan);
         let per_rank = prediction.tokens_per_s / f64::from(ranks);
         let alone = rows.first().map_or(per_rank, |row| row.tokens_per_s / f64::from(row.ranks));

@@ -88,7 +88,7 @@ struct Lanes<'a> {
     next: [usize; Lane::COUNT],
     /// For every rank, run and operation: start and end.
     times: Vec<Vec<(f64, f64)>>,
-    /// How many operations of the current run have been timed.
+    /// Which operations of the current run have been timed.
     done: Vec<bool>,
     /// For every rank: when each lane is free, and when the cores are.
     lane_free: Vec<[f64; Lane::COUNT]>,

@@ -18,8 +18,9 @@ pub const STRATEGIES: [StrategyName; 6] = [
     StrategyName::HybridShard,
 ];
 
-/// Predicted times that differ by less than this are a tie, which the guides' rule decides.
-const TIE: f64 = 0.01;
+/// Predicted times that differ by less than this are a tie, which the guides' rule decides: the model is not more
+/// exact than that.
+const TIE: f64 = 0.05;
 
 /// One strategy for a run.
 #[derive(Clone, Debug, PartialEq)]
@@ -92,7 +93,7 @@ pub(crate) fn canonical(name: StrategyName) -> StrategyName {
 }
 
 fn row(workload: &Workload<'_>, machine: &Machine, name: StrategyName) -> Option<StrategyRow> {
-    let plan = workload.with_strategy(name, &machine.cluster)?.lay_out(machine.budget);
+    let plan = workload.with_strategy(name, &machine.cluster)?.lay_out(machine);
     Some(StrategyRow {
         strategy: name,
         memory: MemoryByKind::of(&plan),
@@ -138,27 +139,40 @@ fn cheapest(rows: &[StrategyRow], budget: Bytes, params: u64) -> StrategyChoice 
     let rule = guides_rule(params);
     // Among equals: what the guides recommend, else what shards least.
     let chosen = ties.iter().copied().find(|row| row.strategy == rule).unwrap_or(ties[0]);
-    let fastest_of = match fitting.len() {
-        1 => format!("{} is the only strategy that fits into {budget}", chosen.strategy),
-        n if n == rows.len() => format!("{} has the shortest predicted step", chosen.strategy),
-        n => {
-            let of = format!("of the {n} strategies that fit into {budget}");
-            format!("{} has the shortest predicted step {of}", chosen.strategy)
-        }
+    let reason = reason(chosen, fastest, rule, fitting.len(), rows.len(), budget);
+    StrategyChoice { strategy: chosen.strategy, fits: true, reason }
+}
+
+/// Why a strategy was chosen among those that fit, as a sentence.
+fn reason(
+    chosen: &StrategyRow,
+    fastest: &StrategyRow,
+    rule: StrategyName,
+    num_fitting: usize,
+    num_rows: usize,
+    budget: Bytes,
+) -> String {
+    let among = match num_fitting {
+        n if n == num_rows => String::new(),
+        n => format!(" of the {n} strategies that fit into {budget}"),
     };
-    let tied: Vec<String> = ties
-        .iter()
-        .filter(|row| row.strategy != chosen.strategy)
-        .map(|row| row.strategy.to_string())
-        .collect();
-    let why_not_tied = match tied.is_empty() {
-        true => String::new(),
-        false if chosen.strategy == rule => {
-            format!("; {} would take as long, and for this size the guides recommend {rule}", tied.join(", "))
+    match (num_fitting, num_rows) {
+        (1, 1) => "There is one rank, so all strategies are the same.".into(),
+        (1, _) => format!("It is the only strategy that fits into {budget}."),
+        _ if chosen.strategy == fastest.strategy => format!("It has the shortest predicted step{among}."),
+        _ => {
+            let why = if chosen.strategy == rule {
+                "the guides recommend it for this size"
+            } else {
+                "it shards less"
+            };
+            let percent = 100.0 * TIE;
+            format!(
+                "Its predicted step is within {percent:.0} % of the shortest{among}, that of {}, and {why}.",
+                fastest.strategy
+            )
         }
-        false => format!("; {} would take as long, and {} shards least", tied.join(", "), chosen.strategy),
-    };
-    StrategyChoice { strategy: chosen.strategy, fits: true, reason: format!("{fastest_of}{why_not_tied}.") }
+    }
 }
 
 /// The choice that the configuration has made, compared with what `auto` would choose.

@@ -11,15 +11,17 @@ use crate::cost::scaling::{ScalingRow, ScalingTable};
 use crate::cost::strategies::{StrategyRow, StrategyTable};
 use crate::cost::table::{columns, count_text, percent_text, seconds_text};
 use crate::input::RecomputePolicy;
+use crate::schedule::Lane;
 
 /// The table of all strategies: device memory of a rank by kind, bytes that a rank sends, predicted times. `*` marks
 /// the chosen one.
 pub fn strategies_text(table: &StrategyTable) -> String {
     let has_comm = table.world_size > 1;
-    let has_host = table.rows.iter().any(|row| row.host > Bytes::ZERO);
-    let first = &table.rows[0];
+    // Without offload the host's memory does not depend on the strategy.
+    let copies = |row: &StrategyRow| row.prediction.busy_seconds[Lane::Copy as usize] > 0.0;
+    let has_host = table.rows.iter().any(copies);
     let mut header = vec!["  strategy".to_string()];
-    header.extend(first.memory.rows().map(|(name, _)| name.to_string()));
+    header.extend(["params", "grads", "optimizer", "activations", "buffers", "foreign"].map(String::from));
     header.push("total".into());
     header.extend(has_host.then(|| "host".into()));
     header.extend(has_comm.then(|| "sent".into()));
@@ -72,6 +74,14 @@ pub fn refusal_text(refusal: &Refusal) -> String {
         ]);
     }
     out.push_str(&columns(&rows));
+    let offloads = |change: &Change| matches!(change, Change::OffloadOptimizer(_));
+    if refusal.suggestions.iter().any(|suggestion| suggestion.changes.iter().any(offloads)) {
+        let gib = (budget.0 as f64 / (1u64 << 30) as f64 * 10.0).floor() / 10.0;
+        let _ = writeln!(
+            out,
+            "\nSet memory_budget_gib: {gib} with offload_optimizer, so that it offloads no more than it must."
+        );
+    }
     let _ = writeln!(
         out,
         "\nTimes are predictions; `time` compares with the refused plan, {} a step if its memory were there.",

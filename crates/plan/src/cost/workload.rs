@@ -1,6 +1,6 @@
 //! A run to plan, and variants of it: another strategy, micro-batch size, recomputation, precision or offload.
 
-use lockstep_config::StrategyName;
+use lockstep_config::{self as config, RunConfig, StrategyName};
 use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_shape::ModelShape;
 
@@ -8,7 +8,7 @@ use crate::buffer::MemoryTier;
 use crate::cost::cluster::Cluster;
 use crate::cost::prediction::{Prediction, predict};
 use crate::cost::rates::Rates;
-use crate::input::{AccumulationOrder, BatchBounds, Placement, PlanInput, RecomputePolicy};
+use crate::input::{AccumulationOrder, BatchBounds, ModelPlan, Placement, PlanInput, RecomputePolicy};
 use crate::run_plan::{PlanData, lay_out};
 use crate::strategy;
 
@@ -44,6 +44,26 @@ pub struct Workload<'a> {
     pub workspace: WorkspaceBytes<'a>,
 }
 
+impl<'a> Workload<'a> {
+    /// The run of a configuration, from the plan's input that [`crate::resolve`] makes of it.
+    pub fn of(config: &RunConfig, input: PlanInput, workspace: WorkspaceBytes<'a>) -> Workload<'a> {
+        let p = &config.plan;
+        Workload {
+            input,
+            strategy: p.strategy,
+            rows: config.batch.per_device_train_batch_size,
+            order: match p.accumulation_order {
+                config::AccumulationOrder::Local => Some(AccumulationOrder::Local),
+                config::AccumulationOrder::Reduced => Some(AccumulationOrder::Reduced),
+                config::AccumulationOrder::Auto => None,
+            },
+            auto_recompute: p.recompute == config::Recompute::Auto,
+            auto_offload: p.memory_budget_gib.is_some() && p.offload_ratio.is_none(),
+            workspace,
+        }
+    }
+}
+
 impl Workload<'_> {
     /// Parameters of the first model.
     pub fn params(&self) -> u64 {
@@ -51,7 +71,7 @@ impl Workload<'_> {
     }
 
     /// The same run under another strategy, on the ranks of a cluster. `None`: the strategy does not apply there.
-    pub(crate) fn with_strategy(&self, name: StrategyName, cluster: &Cluster) -> Option<Self> {
+    pub fn with_strategy(&self, name: StrategyName, cluster: &Cluster) -> Option<Self> {
         let mesh = mesh(name, cluster)?;
         let (strategy, [params, grads, optimizer]) = strategy::by_name(name);
         let mut changed = self.clone();
@@ -74,7 +94,7 @@ impl Workload<'_> {
     }
 
     /// The same batch in micro-batches of `rows` rows, a divisor of the present number.
-    pub(crate) fn with_rows(&self, rows: u32) -> Self {
+    pub fn with_rows(&self, rows: u32) -> Self {
         assert!(rows > 0 && self.rows.is_multiple_of(rows), "{rows} rows do not divide {}", self.rows);
         let parts = (self.rows / rows) as usize;
         let mut changed = self.clone();
@@ -92,7 +112,7 @@ impl Workload<'_> {
         changed
     }
 
-    pub(crate) fn with_recompute(&self, recompute: RecomputePolicy) -> Self {
+    pub fn with_recompute(&self, recompute: RecomputePolicy) -> Self {
         let mut changed = self.clone();
         let models = std::mem::take(&mut changed.input.models).into_iter();
         changed.input.models = models.map(|model| model.with_recompute(recompute)).collect();
@@ -101,27 +121,33 @@ impl Workload<'_> {
     }
 
     /// The optimizer's states in another memory, those of as few units as the budget allows.
-    pub(crate) fn with_optimizer_in(&self, tier: MemoryTier) -> Self {
+    pub fn with_optimizer_in(&self, tier: MemoryTier) -> Self {
         let mut changed = self.clone();
         changed.auto_offload = true;
         changed.input.models.iter_mut().for_each(|model| model.placements.optimizer_tier = tier);
         changed
     }
 
-    pub(crate) fn with_params_in(&self, tier: MemoryTier) -> Self {
+    pub fn with_params_in(&self, tier: MemoryTier) -> Self {
         let mut changed = self.clone();
         changed.input.models.iter_mut().for_each(|model| model.placements.params_tier = tier);
         changed
     }
 
-    pub(crate) fn with_storage(&self, storage: DType) -> Self {
+    pub fn with_storage(&self, storage: DType) -> Self {
         let mut changed = self.clone();
         changed.input.storage = storage;
         changed
     }
 
     /// Lays the run out in memory, after the choices that are left to the plan.
-    pub(crate) fn lay_out(&self, budget: Bytes) -> PlanData {
+    pub fn lay_out(&self, machine: &Machine) -> PlanData {
+        let budget = machine.budget;
+        let offloads =
+            |model: &ModelPlan| model.trains() && model.placements.optimizer_tier != MemoryTier::Device;
+        if self.auto_recompute && self.auto_offload && self.input.models.iter().any(offloads) {
+            return self.fastest_layout(machine);
+        }
         let mut input = self.input.clone();
         if self.auto_recompute {
             input = input.with_least_recompute(budget);
@@ -130,6 +156,22 @@ impl Workload<'_> {
             input = input.with_most_units_on_device(budget);
         }
         lay_out(input)
+    }
+
+    /// Recomputation and offload compete for the same memory: what is recomputed makes room for states on the device.
+    /// Tries some amounts of recomputation, each with as many states on the device as fit. If nothing fits, everything
+    /// is recomputed.
+    fn fastest_layout(&self, machine: &Machine) -> PlanData {
+        const AMOUNTS: u32 = 4;
+        let blocks = self.input.models.iter().map(|model| model.shape.layers as u32).max().unwrap_or(0);
+        let with_amount = |amount: u32| {
+            let policy = RecomputePolicy::nth(2 * blocks * amount / AMOUNTS, blocks);
+            lay_out(self.with_recompute(policy).input.with_most_units_on_device(machine.budget))
+        };
+        let fitting = (0..=AMOUNTS).map(with_amount).filter(|plan| machine.fits(plan));
+        let timed = fitting.map(|plan| (machine.predict(&plan).step_seconds, plan));
+        let fastest = timed.min_by(|a, b| a.0.total_cmp(&b.0));
+        fastest.map_or_else(|| with_amount(AMOUNTS), |(_, plan)| plan)
     }
 }
 

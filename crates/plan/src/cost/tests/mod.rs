@@ -1,12 +1,18 @@
-//! Tests of the cost model: counts by hand, properties of the simulator, and choices.
+//! Tests of the cost model: counts by hand, properties of the simulator, choices, and printed tables.
 
+mod choices;
+mod collectives;
 mod counts;
+mod document;
+mod memory;
+mod simulator;
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType};
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
 
-use crate::cost::{Chip, Cluster, HostRates, Machine, NetworkSpeed, Workload};
+use crate::cost::{Cluster, Machine, PaperCluster, Workload};
+use crate::run_plan::PlanData;
 use crate::{
     BatchBounds, DeviceNeeds, ModelPlan, ModelRole, ModelSettings, OptimizerSpec, Placements, PlanInput,
 };
@@ -56,16 +62,16 @@ fn workload(size: &str, rows: u32, len: usize) -> Workload<'static> {
 
 /// A cluster of GPUs by their data sheets.
 fn machine(gpu: &str, nodes: u32, per_node: u32, network: &str) -> Machine {
-    let chip = Chip::named(gpu).unwrap();
-    Machine {
-        rates: chip.rates(&HostRates::GENERIC, per_node, DType::BF16),
-        cluster: chip.cluster(nodes, per_node, NetworkSpeed::parse(network).unwrap()),
-        budget: crate::cost::cluster::usable(chip.memory()),
-        host_budget: None,
-    }
+    let cluster = PaperCluster::parse(nodes * per_node, gpu, network, Some(per_node)).unwrap();
+    cluster.machine(DType::BF16, None)
 }
 
 /// One GPU.
 fn single(gpu: &str) -> Machine {
     Machine { cluster: Cluster::SINGLE, ..machine(gpu, 1, 1, "100Gbps") }
+}
+
+/// The plan of a workload under a strategy.
+fn plan_under(workload: &Workload<'_>, name: StrategyName, machine: &Machine) -> PlanData {
+    workload.with_strategy(name, &machine.cluster).unwrap().lay_out(machine)
 }
