@@ -9,7 +9,7 @@ use lockstep_core::{Bytes, DType};
 use lockstep_shape::Recompute;
 
 use crate::buffer::MemoryTier;
-use crate::cost::strategies::{STRATEGIES, canonical, host_bytes};
+use crate::cost::strategies::{STRATEGIES, canonical, choose_strategy, host_bytes};
 use crate::cost::workload::{Machine, Workload};
 use crate::input::RecomputePolicy;
 use crate::run_plan::PlanData;
@@ -84,10 +84,11 @@ impl Suggestion {
     }
 }
 
-/// Finds what makes a run fit. `None`: it fits already.
+/// Finds what makes a run fit. `None`: it fits already, or its strategy does not apply to the machine's ranks, which
+/// [`crate::resolve`] reports. With `auto` the changes start from the strategy that needs the least memory.
 pub fn suggest_changes(workload: &Workload<'_>, machine: &Machine) -> Option<Refusal> {
     let current = match canonical(workload.strategy) {
-        StrategyName::Auto => StrategyName::Ddp,
+        StrategyName::Auto => choose_strategy(workload, machine).strategy,
         named => named,
     };
     let workload = workload.with_strategy(current, &machine.cluster)?;

@@ -1,4 +1,5 @@
-//! The tables of the cost model as JSON, for `--json`. Sizes are in bytes, times in seconds.
+//! The tables of the cost model as JSON, for `--json`, and rates, for a cache. Sizes are in bytes, times in
+//! seconds.
 
 use serde_json::{Value, json};
 
@@ -6,6 +7,7 @@ use crate::cost::changes::{Refusal, Suggestion};
 use crate::cost::memory_curve::MemoryCurve;
 use crate::cost::memory_kinds::MemoryByKind;
 use crate::cost::prediction::Prediction;
+use crate::cost::rates::{GemmTile, MatmulRates, Rates};
 use crate::cost::scaling::{ScalingRow, ScalingTable};
 use crate::cost::strategies::{StrategyRow, StrategyTable};
 use crate::schedule::Lane;
@@ -98,4 +100,72 @@ pub fn curve_json(curve: &MemoryCurve) -> Value {
         "peak_bytes": curve.peak().0,
         "live_bytes": curve.points.iter().map(|point| point.live.0).collect::<Vec<_>>(),
     })
+}
+
+/// Rates as a caller caches them.
+pub fn rates_json(rates: &Rates) -> Value {
+    let Rates { matmul, gemm_tile, .. } = rates;
+    json!({
+        "matmul_flops_per_s": { "f32": matmul.f32, "bf16": matmul.bf16, "f16": matmul.f16 },
+        "attention_share": rates.attention_share,
+        "gemm_units": rates.gemm_units,
+        "gemm_tile": [gemm_tile.rows, gemm_tile.cols, gemm_tile.inner],
+        "memory_bytes_per_s": rates.memory_bytes_per_s,
+        "sustained_share": rates.sustained_share,
+        "kernel_seconds": rates.kernel_seconds,
+        "host_link_bytes_per_s": rates.host_link_bytes_per_s,
+        "nvme_read_bytes_per_s": rates.nvme_read_bytes_per_s,
+        "nvme_write_bytes_per_s": rates.nvme_write_bytes_per_s,
+        "host_update_bytes_per_s": rates.host_update_bytes_per_s,
+        "lanes_share_cores": rates.lanes_share_cores,
+        "peak_flops_per_s": rates.peak_flops_per_s,
+    })
+}
+
+/// Cached rates. `None`: a number is missing or is not a rate, so the caller measures again.
+pub fn rates_from_json(json: &Value) -> Option<Rates> {
+    fn rate(value: &Value) -> Option<f64> {
+        value.as_f64().filter(|rate| rate.is_finite() && *rate > 0.0)
+    }
+    let matmul = &json["matmul_flops_per_s"];
+    let side = |i: usize| json["gemm_tile"][i].as_u64().filter(|side| *side > 0).map(|side| side as usize);
+    let units = json["gemm_units"].as_u64().and_then(|units| u32::try_from(units).ok());
+    Some(Rates {
+        matmul: MatmulRates {
+            f32: rate(&matmul["f32"])?,
+            bf16: rate(&matmul["bf16"])?,
+            f16: rate(&matmul["f16"])?,
+        },
+        attention_share: rate(&json["attention_share"])?,
+        gemm_units: units.filter(|units| *units > 0)?,
+        gemm_tile: GemmTile { rows: side(0)?, cols: side(1)?, inner: side(2)? },
+        memory_bytes_per_s: rate(&json["memory_bytes_per_s"])?,
+        sustained_share: rate(&json["sustained_share"])?,
+        kernel_seconds: json["kernel_seconds"].as_f64().filter(|seconds| *seconds >= 0.0)?,
+        host_link_bytes_per_s: rate(&json["host_link_bytes_per_s"])?,
+        nvme_read_bytes_per_s: rate(&json["nvme_read_bytes_per_s"])?,
+        nvme_write_bytes_per_s: rate(&json["nvme_write_bytes_per_s"])?,
+        host_update_bytes_per_s: rate(&json["host_update_bytes_per_s"])?,
+        lanes_share_cores: json["lanes_share_cores"].as_bool()?,
+        peak_flops_per_s: rate(&json["peak_flops_per_s"])?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_survive_a_cache() {
+        let rates = Rates::generic_cpu(2);
+        let json = rates_json(&rates);
+        assert_eq!(rates_from_json(&json), Some(rates));
+        for key in json.as_object().unwrap().keys() {
+            let mut damaged = json.clone();
+            damaged.as_object_mut().unwrap().remove(key);
+            assert_eq!(rates_from_json(&damaged), None, "without {key}");
+            damaged[key] = json!(-1.0);
+            assert_eq!(rates_from_json(&damaged), None, "with a negative {key}");
+        }
+    }
 }

@@ -39,7 +39,7 @@ pub use chips::{CHIPS, Chip, ChipError, HostRates};
 pub use cluster::{Cluster, Link, NetworkError, NetworkSpeed, Transport};
 pub use collective::{Collective, Group};
 pub use curve_picture::{curve_svg, curve_text};
-pub use json::{curve_json, refusal_json, scaling_json, strategies_json};
+pub use json::{curve_json, rates_from_json, rates_json, refusal_json, scaling_json, strategies_json};
 pub use memory_curve::{CurvePoint, MemoryCurve};
 pub use memory_kinds::MemoryByKind;
 pub use oom::{OutOfMemoryReport, explain_oom};

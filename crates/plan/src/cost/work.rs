@@ -85,9 +85,9 @@ impl UnitWork<'_> {
             }
             Norm { x, y, .. } => self.stream(work, self.bytes(x) + self.bytes(y)),
             NormBack { dy, x, dx, add, recompute_output, .. } => {
-                let again = f64::from(u8::from(recompute_output)) * self.bytes(dy);
+                let recomputed = f64::from(u8::from(recompute_output)) * self.bytes(dy);
                 let old = f64::from(u8::from(add)) * self.bytes(dx);
-                self.stream(work, self.bytes(dy) + self.bytes(x) + self.bytes(dx) + again + old);
+                self.stream(work, self.bytes(dy) + self.bytes(x) + self.bytes(dx) + recomputed + old);
                 // The gradient of the weight is summed by a second kernel.
                 work.kernels += 1;
             }
@@ -122,8 +122,8 @@ impl UnitWork<'_> {
                 self.stream(work, self.bytes(g) + self.bytes(u) + self.slot_bytes(y));
             }
             SwiGluBack { g, u, dy, recompute_output } => {
-                let again = f64::from(u8::from(recompute_output)) * self.slot_bytes(dy);
-                self.stream(work, 2.0 * (self.bytes(g) + self.bytes(u)) + self.slot_bytes(dy) + again);
+                let recomputed = f64::from(u8::from(recompute_output)) * self.slot_bytes(dy);
+                self.stream(work, 2.0 * (self.bytes(g) + self.bytes(u)) + self.slot_bytes(dy) + recomputed);
             }
             Pick { y, .. } => self.stream(work, 2.0 * self.slot_bytes(y)),
             HeadLogits { w, .. } => self.head_logits(work, w, 1),

@@ -3,6 +3,7 @@
 use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType};
 use lockstep_shape::Recompute;
+use proptest::prelude::*;
 
 use crate::cost::{
     Change, Chip, Machine, NetworkSpeed, PaperCluster, Workload, choose_strategy, explain_oom, refusal_json,
@@ -196,6 +197,39 @@ fn out_of_memory_messages_are_read() {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Pasted text of any kind is read or refused.
+    #[test]
+    fn any_text_is_safe_to_read(words in prop::collection::vec(0..12usize, 0..12), other in "\\PC{0,20}") {
+        const WORDS: [&str; 11] = [
+            "out of memory", "Tried to allocate ", "26.01 GiB", "GPU ", "total capacity of ", "is free",
+            "the plan needs ", "over the budget of ", "Gbps", "1e999", "/gpu",
+        ];
+        let text: String = words.iter().map(|i| WORDS.get(*i).copied().unwrap_or(&other)).collect();
+        if let Some(report) = explain_oom(&text) {
+            prop_assert!(report.tried.is_some() || report.needed.is_some());
+        }
+        if let Ok(speed) = NetworkSpeed::parse(&text) {
+            prop_assert!(speed.bytes_per_s > 0.0 && speed.bytes_per_s.is_finite());
+        }
+    }
+}
+
+/// If `auto` finds no strategy that fits, the changes start from the smallest one.
+#[test]
+fn auto_is_refused_with_changes_too() {
+    let machine = Machine { budget: Bytes(30 << 30), ..machine("l40s", 1, 8, "100Gbps") };
+    let run = workload("7b", 4, 2048);
+    let choice = choose_strategy(&run, &machine);
+    assert!(!choice.fits);
+    let refusal = suggest_changes(&run, &machine).unwrap();
+    assert!(!refusal.suggestions.is_empty() && refusal.needed > machine.budget);
+    let smallest = Workload { strategy: choice.strategy, ..run };
+    assert_eq!(assert_suggestions_fit(&smallest, &machine), refusal);
+}
+
 #[test]
 fn networks_and_chips_are_read() {
     let speed = |text: &str| NetworkSpeed::parse(text).map(|speed| (speed.per_node(8), speed.per_gpu));
@@ -238,7 +272,8 @@ fn a_thousand_gpus_on_paper() {
 fn a_fast_network_scales_better() {
     let efficiency = |network: &str| {
         let cluster = PaperCluster::parse(64, "h100-80g", network, None).unwrap();
-        let table = scaling_table(&workload("7b", 4, 2048), &cluster.machine(DType::BF16, None));
+        let zero3 = Workload { strategy: StrategyName::Zero3, ..workload("7b", 4, 2048) };
+        let table = scaling_table(&zero3, &cluster.machine(DType::BF16, None));
         table.rows.last().unwrap().efficiency
     };
     assert!(efficiency("400Gbps/gpu") > efficiency("100Gbps"));
