@@ -86,7 +86,8 @@ pub struct NetworkError {
 
 impl NetworkError {
     /// What to write instead.
-    pub const HINT: &'static str = "Write a number and a unit, such as 100Gbps (one port per node), 400Gbps/gpu (one port per GPU) or 25GB/s.";
+    pub const HINT: &'static str = "Write a number and a unit, such as 100Gbps (one port per node), \
+                                    400Gbps/gpu (one port per GPU) or 25GB/s.";
 }
 
 impl NetworkSpeed {

@@ -299,7 +299,7 @@ fn a_workload_has_what_its_configuration_leaves_open() {
 
 /// With states on the host, recomputation makes room for more of them on the device, and that can save time.
 #[test]
-fn recomputation_and_offload_are_chosen_together() {
+fn recomputation_and_offload_are_one_choice() {
     let machine = Machine { budget: Bytes(44 << 30), ..single("h200") };
     let offloaded = workload("7b", 4, 2048).with_optimizer_in(MemoryTier::Host);
     let tokens_per_s = |workload: &Workload<'_>| {
