@@ -217,6 +217,7 @@ keys! {
 
     Batch Exact "per_device_train_batch_size" ["dataloader.batch_size"] = "8", "Rows per rank in one micro-batch.";
     Batch Exact "gradient_accumulation_steps" = "1", "Micro-batches per optimizer step.";
+    Batch Exact "train_batch_size" ["train_batch"] = "null", "Rows of one optimizer step over all ranks: `per_device_train_batch_size` times `gradient_accumulation_steps` times the number of ranks. Determines the one of the two that is not set; with neither, `gradient_accumulation_steps` is 1.";
     Batch Exact "max_steps" = "-1", "Number of optimizer steps. -1 uses `num_train_epochs`; 0 only writes the model folder.";
     Batch Exact "num_train_epochs" = "3.0", "Number of epochs, if `max_steps` is -1. May be a fraction.";
     Batch Exact "dataloader_drop_last" ["dataloader.drop_last"] = "false", "Drop the last, incomplete batch of an epoch.";

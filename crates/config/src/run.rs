@@ -97,12 +97,12 @@ impl RunConfig {
         }
         let model = ModelConfig::read(&mut r);
         let data = DataConfig::read(&mut r, &model.source);
-        let batch = BatchConfig::read(&mut r);
+        let plan = PlanConfig::read(&mut r);
+        let batch = BatchConfig::read(&mut r, plan.world_size());
         let optim = OptimConfig::read(&mut r);
         let precision = Precision::read(&mut r);
         let device = DeviceConfig::read(&mut r);
         let eval = EvalConfig::read(&mut r, &precision);
-        let plan = PlanConfig::read(&mut r);
         let output = OutputConfig::read(&mut r);
         let algorithm = AlgorithmConfig::read(&mut r, &batch, plan.world_size());
         note_scaling(&mut r, &optim, plan.world_size());

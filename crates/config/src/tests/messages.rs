@@ -406,13 +406,13 @@ fn key_not_implemented() {
 }
 
 #[test]
-fn map_not_implemented() {
+fn file_not_given() {
     insta::assert_snapshot!(refused("deepspeed:\n  config_path: ds.json\n", &[]), @r"
-    run.yaml:3:1: `deepspeed` is not implemented yet
+    run.yaml:4:3: the file `ds.json` was not given
       |
-    3 | deepspeed:
-      | ^^^^^^^^^
-      hint: set the options here: `strategy: zero3`, `offload_optimizer: cpu` and so on.
+    4 |   config_path: ds.json
+      |   ^^^^^^^^^^^
+      hint: give it as well: it is the DeepSpeed configuration.
     ");
 }
 
@@ -477,10 +477,11 @@ fn schedule_contradictions() {
     "#);
     insta::assert_snapshot!(refused(
         "warmup_steps: 3\nscheduler: {type: WarmupLR, params: {warmup_num_steps: 5}}\n", &[]), @r#"
-    run.yaml:3:15: `warmup_steps` must be equal to the scheduler's `warmup_num_steps`, found 3
+    run.yaml:3:15: `warmup_steps` must be equal to the scheduler's `warmup_num_steps`, 5, found 3
       |
     3 | warmup_steps: 3
       |               ^
+      hint: remove one of the two, or write `warmup_num_steps: auto`.
     "#);
 }
 
