@@ -12,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+mod convert;
 mod diagnose;
 mod dialects;
 mod error;
@@ -19,12 +20,14 @@ mod foreign;
 mod keys;
 mod launch_line;
 mod launch_settings;
+mod listing;
 mod origin;
 mod raw;
 mod reader;
 mod reference;
 mod references;
 mod run;
+mod schema;
 mod secret;
 mod sections;
 mod settings;
@@ -37,14 +40,17 @@ mod yaml;
 #[cfg(test)]
 mod tests;
 
+pub use convert::convert;
 pub use error::{ConfigError, ConfigErrors, Problem};
 pub use launch_line::{LaunchFlag, LaunchLine, LaunchProgram, translate_launch_line};
 pub use launch_settings::{LaunchSettings, NumProcesses};
+pub use listing::{ResolvedSetting, list_settings};
 pub use origin::Origin;
 pub use raw::COMMAND_KEY;
 pub use reference::reference;
 pub use references::{FileReference, FileRole, recognize, referenced_files};
 pub use run::{Purpose, RunConfig};
+pub use schema::schema;
 pub use secret::{is_secret, redact, redact_setting};
 pub use sections::*;
 pub use settings::{ChangedSetting, changed_settings};
@@ -93,5 +99,5 @@ pub struct Loaded {
 pub fn load_inputs(purpose: Purpose, inputs: &Inputs<'_>) -> Result<Loaded, ConfigErrors> {
     let mut raw = raw::RawConfig::read(inputs);
     let launch = LaunchSettings::settle(&mut raw);
-    Ok(Loaded { config: RunConfig::resolve(raw, purpose)?, launch })
+    Ok(Loaded { config: RunConfig::resolve(raw, purpose)?.config, launch })
 }

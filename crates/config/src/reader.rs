@@ -23,6 +23,16 @@ pub(crate) struct Reader<'a> {
     pub(crate) origins: BTreeMap<&'static str, Origin>,
 }
 
+/// What a reader has collected.
+pub(crate) struct Finished {
+    pub(crate) errors: Vec<ConfigError>,
+    pub(crate) notes: Vec<String>,
+    pub(crate) origins: BTreeMap<&'static str, Origin>,
+    /// The values that are given and in use, and where each came from.
+    pub(crate) given: BTreeMap<&'static str, Setting>,
+    pub(crate) given_origins: BTreeMap<&'static str, String>,
+}
+
 /// Values of other trainers that are not implemented yet, and what to use instead.
 #[derive(Clone, Copy)]
 pub(crate) struct Later(pub(crate) &'static [&'static str], pub(crate) &'static str);
@@ -41,8 +51,8 @@ impl<'a> Reader<'a> {
         self.algorithm
     }
 
-    /// Errors in the order of the texts, and notes.
-    pub(crate) fn finish(self) -> (Vec<ConfigError>, Vec<String>, BTreeMap<&'static str, Origin>) {
+    /// Everything that was collected; errors in the order of the texts.
+    pub(crate) fn finish(self) -> Finished {
         let mut errors = self.raw.errors;
         let rank = |e: &ConfigError| match e.origin() {
             Some(Origin::File { line, column, .. }) => (0, e.places[0].file, *line, *column),
@@ -52,7 +62,10 @@ impl<'a> Reader<'a> {
         errors.sort_by_key(rank);
         // A key that is read twice reports its error twice.
         errors.dedup();
-        (errors, self.raw.notes, self.origins)
+        let given = self.raw.given;
+        let origin = |given: &Setting| self.raw.texts.origin(given.key_at).to_string();
+        let given_origins = given.iter().map(|(key, given)| (*key, origin(given))).collect();
+        Finished { errors, notes: self.raw.notes, origins: self.origins, given, given_origins }
     }
 
     pub(crate) fn note(&mut self, text: String) {

@@ -86,7 +86,7 @@ pub(crate) fn changed(raw: &RawConfig<'_>, algorithm: AlgorithmName) -> Vec<(&'s
 }
 
 /// Writes `key: value`, with maps over several lines.
-fn write_yaml(out: &mut String, depth: usize, key: &str, node: &Node) {
+pub(crate) fn write_yaml(out: &mut String, depth: usize, key: &str, node: &Node) {
     out.push_str(&format!("{}{}:", "  ".repeat(depth), scalar(key, true)));
     match &node.value {
         Value::Map(entries) if !entries.is_empty() => {

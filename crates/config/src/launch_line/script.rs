@@ -93,8 +93,12 @@ pub(super) fn is_list(key: &str) -> bool {
 
 pub(super) fn is_switch(key: &str) -> bool {
     let is_bool = |text: &str| matches!(text, "true" | "false");
+    // `resume_from_checkpoint` is `false` by default, but may be a path.
+    let is_switch = |key: &keys::Key| {
+        is_bool(key.default_for(crate::AlgorithmName::Sft)) && key.name != "resume_from_checkpoint"
+    };
     SWITCHES.contains(&key)
-        || keys::find(key).is_some_and(|key| is_bool(key.default_for(crate::AlgorithmName::Sft)))
+        || keys::find(key).is_some_and(is_switch)
         || foreign::inert(key).is_some_and(|inert| inert.only.iter().any(|value| is_bool(value)))
 }
 
