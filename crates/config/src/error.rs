@@ -112,7 +112,7 @@ pub enum Problem {
     FlagWithoutValue { flag: String },
     /// A command line that starts no training.
     #[error("{what}")]
-    NotALaunchLine { what: String },
+    NotALaunchLine { what: String, hint: &'static str },
 }
 
 impl Problem {
@@ -169,9 +169,7 @@ impl Problem {
                 (!instead.is_empty()).then(|| (*instead).to_owned())
             }
             Problem::FlagWithoutValue { .. } => Some("write the value after it.".into()),
-            Problem::NotALaunchLine { .. } => Some(
-                "write a command such as `torchrun --nproc_per_node=4 train.py --config run.yaml`.".into(),
-            ),
+            Problem::NotALaunchLine { hint, .. } => Some((*hint).to_owned()),
             Problem::NotAnOverride { .. } => Some("write `learning_rate=1e-4`, for example.".into()),
             _ => None,
         }

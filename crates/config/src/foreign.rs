@@ -126,6 +126,30 @@ inert! {
     ["log_unique_prompts"] OFF, "it is off";
     ["generate_during_eval"] OFF, "it is off";
     ["reference_free"] OFF, "it is off";
+    ["log_level", "log_level_replica", "log_on_each_node"] &[], "command-line flags control what is printed";
+    ["logging_nan_inf_filter"] &[], "a loss that is not finite is always reported";
+    ["save_on_each_node"] OFF, "a checkpoint is written once, to a folder that all nodes share", "remove it: all nodes write to one shared folder.";
+    ["restore_callback_states_from_checkpoint", "skip_memory_metrics", "include_num_input_tokens_seen", "include_tokens_per_second"] &[], "metrics.jsonl always has the tokens and the time of every step";
+    ["ddp_static_graph"] &[], "the step is always the same";
+    ["past_index"] &["-1"], "it is off";
+    ["debug"] &[], "every collective is checked";
+    ["prediction_loss_only", "eval_accumulation_steps", "eval_do_concat_batches", "batch_eval_metrics", "eval_use_gather_object", "include_for_metrics", "include_inputs_for_metrics"] &[], "evaluation only keeps sums";
+    ["eval_delay"] &["0", "0.0"], "it is off", "remove it: evaluation starts at the first `eval_steps`.";
+    ["jit_mode_eval", "use_ipex", "use_mps_device", "use_legacy_prediction_loop"] OFF, "it is off";
+    ["half_precision_backend", "fp16_backend"] &["auto", "amp", "cuda_amp", "cpu_amp"], "there is one implementation of fp16", "use `mixed_precision: fp16` or `bf16`.";
+    ["tpu_num_cores", "tpu_metrics_debug", "xla"] &["none", "false", "0"], "TPUs are not used", "use `device: cuda` or `cpu`.";
+    ["hub_strategy", "hub_private_repo", "hub_always_push", "hub_revision"] &[], "nothing is uploaded";
+    ["torch_compile_backend", "torch_compile_mode", "torchdynamo"] &[], "models are not compiled";
+    ["ray_scope", "mp_parameters", "deepspeed_plugin", "project", "trackio_space_id"] &[], "it is not used here";
+    ["optim_target_modules"] &["none"], "it is off", "remove it: the optimizer treats all weights alike; see `freeze`.";
+    ["split_batches", "dispatch_batches"] OFF, "every rank reads its own rows", "remove it: every rank reads its own rows.";
+    ["dataset_kwargs", "dataset_batch_size", "num_of_sequences", "chars_per_token"] &[], "rows are tokenized once, in batches of their own";
+    ["dataset_streaming", "streaming"] OFF, "it is off", "remove it: data is prepared once and read from disk.";
+    ["eval_packing"] &[], "evaluation packs as training does";
+    ["gradient_checkpointing_use_reentrant", "ignore_bias_buffers"] &[], "it is not needed here";
+    ["low_cpu_mem_usage"] &[], "weights are always loaded in pieces";
+    ["torch_dtype", "dtype"] &["auto", "float32", "fp32"], "master weights are fp32", "master weights are fp32; use `mixed_precision: bf16` to compute in bf16.";
+    ["bf16_backend"] &[], "there is one implementation of bf16";
     ["stop_token"] &["eos"], "completions end at the end-of-sequence token";
 }
 
@@ -134,9 +158,9 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("zero_stage", "use `strategy: zero1`, `zero2` or `zero3`."),
     ("optimizer", "use `optim: adamw`, `learning_rate`, `adam_beta1` and so on."),
     ("optim_args", ""),
-    ("fp16_backend", "use `mixed_precision: fp16` or `bf16`."),
-    ("torch_dtype", "master weights are fp32; use `mixed_precision: bf16` to compute in bf16."),
-    ("dtype", "master weights are fp32; use `mixed_precision: bf16` to compute in bf16."),
+    ("liger_kernel_config", "the LM head and the loss are always fused."),
+    ("eval_dataset_name", "use `eval_files` or `dataset_test_split`."),
+    ("peft_config", "LoRA cannot be trained yet; use `freeze` to train only some of the weights."),
     ("cpu_offload", "use `offload_param: cpu`."),
     ("eos_token", ""),
     ("pad_token", "rows are never padded."),

@@ -128,7 +128,8 @@ fn setting(raw: &mut RawConfig<'_>, key: LaunchKey) -> Option<Setting> {
     let others: Vec<Setting> =
         of_level.filter(|other| !value::same(&first.node, &other.node, false)).collect();
     for other in others {
-        let error = conflict(&raw.texts, &first, &other, "both set the same of the launcher; keep one.");
+        let error =
+            conflict(&raw.texts, &first, &other, "both are the same setting of the launcher; keep one.");
         raw.errors.push(error);
     }
     Some(first)

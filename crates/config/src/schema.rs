@@ -87,7 +87,7 @@ fn property(key: &Key) -> Json {
 fn types(key: &Key) -> Vec<Json> {
     let mut types = Vec::new();
     let words: Vec<&str> = words(key);
-    let accepts = |value: &str| key.algorithms().iter().any(|algorithm| accepts(key, *algorithm, value));
+    let accepts = |value: &str| some_algorithms(key).any(|algorithm| accepts(key, algorithm, value));
     if !words.is_empty() {
         // Case does not matter: `FULL_SHARD` is as good as `full_shard`.
         types.push(json!({ "enum": words }));
@@ -96,7 +96,8 @@ fn types(key: &Key) -> Vec<Json> {
         types.push(json!({ "type": "string" }));
     }
     let is_text = words.is_empty() && !types.is_empty();
-    if accepts("true") && !is_text {
+    let is_switch = matches!(key.default_for(key.algorithms()[0]), "true" | "false");
+    if accepts("true") && (!is_text || is_switch) {
         types.push(json!({ "type": "boolean" }));
     }
     match (accepts("0.5"), accepts("1")) {
@@ -104,7 +105,7 @@ fn types(key: &Key) -> Vec<Json> {
         (false, true) if !is_text => types.push(json!({ "type": "integer" })),
         _ => {}
     }
-    if accepts("[a]") || accepts("[1]") {
+    if accepts("[]") || accepts("[1]") {
         types.push(json!({ "type": "array" }));
     }
     if key.kind == Kind::Map || accepts("{a: b}") {
@@ -114,11 +115,19 @@ fn types(key: &Key) -> Vec<Json> {
     types
 }
 
+/// The first and the last algorithm that use a key: the types of a key differ at most between supervised training and
+/// training on completions.
+fn some_algorithms(key: &Key) -> impl Iterator<Item = AlgorithmName> {
+    let algorithms = key.algorithms();
+    let last = algorithms.last().filter(|_| algorithms.len() > 1);
+    algorithms.first().into_iter().chain(last).copied()
+}
+
 /// The words that a key accepts, if it only accepts some.
 fn words(key: &Key) -> Vec<&'static str> {
     let mut found: Vec<&'static str> = Vec::new();
-    for algorithm in key.algorithms() {
-        for problem in problems(key, *algorithm, NO_WORD) {
+    for algorithm in some_algorithms(key) {
+        for problem in problems(key, algorithm, NO_WORD) {
             if let Problem::UnknownValue { key: name, allowed, .. } = problem
                 && name == key.name
             {

@@ -103,7 +103,7 @@ pub(crate) fn write_yaml(out: &mut String, depth: usize, key: &str, node: &Node)
 }
 
 /// A value on one line of YAML.
-fn inline(node: &Node) -> String {
+pub(crate) fn inline(node: &Node) -> String {
     match &node.value {
         Value::Scalar { text, plain } => scalar(text, *plain),
         Value::Seq(items) => format!("[{}]", items.iter().map(inline).collect::<Vec<_>>().join(", ")),

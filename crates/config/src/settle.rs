@@ -41,8 +41,13 @@ impl RawConfig<'_> {
         let files = self.prefer_other_files(key, files);
         let lower = self.agree(key, peer).into_iter().chain(self.agree(key, variables)).last();
         let files = self.agree(key, files).or(lower);
-        let line = self.agree(key, last_of_each_spelling(line));
+        let mut line = self.agree(key, last_of_each_spelling(line));
         self.check_line(key, from_deepspeed.as_ref(), line.as_ref());
+        // `--fp16` sets one member of a file's map and keeps the others, such as those for loss scaling.
+        if let (Some(Value::Map(_)), Some(line)) = (files.as_ref().map(|given| &given.node.value), &mut line)
+        {
+            expand_short_form(key, line);
+        }
         let replaced = self.replace(key, files, line);
         let flags = self.agree(key, last_of_each_spelling(flags));
         if let Some(given) = self.replace(key, replaced, flags) {
@@ -197,6 +202,7 @@ fn expand_short_form(key: &Key, given: &mut Setting) {
     if !matches!(given.node.value, Value::Scalar { .. }) || given.node.is_null() {
         return;
     }
+    given.written = given.written.take().or_else(|| Some(value::brief(&given.node)));
     given.node = crate::raw::wrap(member, given.key_at, given.node.clone());
     given.partial = true;
 }

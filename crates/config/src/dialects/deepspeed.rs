@@ -155,7 +155,7 @@ fn offload(raw: &mut RawConfig<'_>, key: &'static str, entry: PeerEntry) {
         let node = Node { value: Value::Map(kept), at: entry.node.at };
         raw.set(key, &entry, node);
         if let Some((_, given)) = raw.all.last_mut() {
-            given.written = None;
+            given.written = Some(crate::settings::inline(&given.node));
             given.partial = true;
         }
     }

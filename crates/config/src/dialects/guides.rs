@@ -20,6 +20,15 @@ pub(crate) fn absorb(raw: &mut RawConfig<'_>, name: &str, spelled: &str, entry: 
         // The file is a source of its own.
         "deepspeed.config_path" | "deepspeed.config_file" | "config_file" | "accelerate_config" => None,
         "strategy" | "distributed_strategy" if is_deepspeed(&entry) && has_deepspeed_file(raw) => None,
+        "strategy" | "distributed_strategy" if is_deepspeed(&entry) => {
+            let entry = PeerEntry { spelled: spelled.to_owned(), key_at: entry.key_at, node: entry.node };
+            raw.refuse_value(
+                &entry,
+                "it names no stage: give the DeepSpeed file (`deepspeed: FILE`), or use `strategy: zero1`, `zero2` or \
+                 `zero3`.",
+            );
+            None
+        }
         "fsdp" | "use_fsdp" => (!fsdp::words(raw, spelled, &entry)).then_some(entry),
         "fsdp_config" => {
             match entry.node.value {

@@ -122,7 +122,14 @@ const ACCELERATE_MARKS: [&str; 11] = [
 pub(crate) fn recognize(entries: &[Entry]) -> Dialect {
     let head = |entry: &Entry| entry.key.split('.').next().unwrap_or_default().to_owned();
     let names: Vec<String> = entries.iter().map(head).collect();
-    let has = |marks: &[&str]| names.iter().any(|name| marks.contains(&name.as_str()));
+    // `optimizer: adamw` is not DeepSpeed's, which is a map.
+    let is_word = |entry: &Entry| matches!(entry.node.value, Value::Scalar { .. });
+    let has = |marks: &[&str]| {
+        let is_mark = |(name, entry): (&String, &Entry)| {
+            marks.contains(&name.as_str()) && !(name == "optimizer" && entry.key == *name && is_word(entry))
+        };
+        names.iter().zip(entries).any(is_mark)
+    };
     let is_ours = |name: &String| {
         name == "training" || (keys::find(name).is_some() && !SHARED_WITH_DEEPSPEED.contains(&name.as_str()))
     };

@@ -11,6 +11,8 @@ use crate::yaml::{self, At, Node};
 /// Longer lines are refused.
 const MAX_WORDS: usize = 2_000;
 
+const EXAMPLE: &str = "write a command such as `torchrun --nproc_per_node=4 train.py --config run.yaml`.";
+
 /// The commands of TRL that have an algorithm here.
 const TRL_COMMANDS: [(&str, &str, &str); 5] = [
     ("sft", "trl sft", "sft"),
@@ -21,7 +23,7 @@ const TRL_COMMANDS: [(&str, &str, &str); 5] = [
 ];
 
 pub(super) fn parse(words: &[String]) -> Result<LaunchLine, ConfigErrors> {
-    let fail = |what: String| Err(ConfigErrors(vec![error(Problem::NotALaunchLine { what })]));
+    let fail = |what: String| Err(ConfigErrors(vec![error(Problem::NotALaunchLine { what, hint: EXAMPLE })]));
     if words.len() > MAX_WORDS || words.iter().map(String::len).sum::<usize>() > yaml::MAX_TEXT_BYTES {
         return fail("the command line is too long".into());
     }
@@ -156,7 +158,7 @@ impl<'w> Parser<'w> {
         }
         if self.script.is_none() {
             let what = "the command line names no script".to_owned();
-            self.fail(Problem::NotALaunchLine { what });
+            self.fail(Problem::NotALaunchLine { what, hint: EXAMPLE });
         }
     }
 
@@ -189,7 +191,8 @@ impl<'w> Parser<'w> {
 
     fn unknown(&mut self, flag: &Flag<'_>, names: impl Iterator<Item = &'static str>) {
         let guess = self.errors.len() < 50 && flag.key.len() <= 80;
-        let closest = guess.then(|| lockstep_core::closest(&flag.key, names)).flatten();
+        let setting = || self.script.is_some().then(|| crate::raw::suggestion(&flag.key)).flatten();
+        let closest = guess.then(|| setting().or_else(|| lockstep_core::closest(&flag.key, names))).flatten();
         let program = match (&self.script, self.program) {
             (Some(_), _) => "the script",
             (None, program) => program.name(),
@@ -212,8 +215,11 @@ impl<'w> Parser<'w> {
                     .or_else(|| launchers::find(LaunchProgram::DeepSpeed, &flag.key)),
                 _ => None,
             };
+            let world = launcher.filter(|rule| matches!(rule.action, Action::Launch(_) | Action::Nodes));
             if let Some(rule) = script::special(&flag.key) {
                 self.script_flag(rule, &flag);
+            } else if let Some(rule) = world {
+                self.launcher_flag(rule, &flag);
             } else if script::is_setting(&flag.key) {
                 let values = self.values(&flag);
                 self.add(&flag.typed, &flag.key, values, Target::Key);
@@ -222,8 +228,9 @@ impl<'w> Parser<'w> {
             } else if let Some(key) = flag.key.strip_prefix("no_").filter(|key| script::is_setting(key)) {
                 self.add(&flag.typed, key, vec!["false".into()], Target::Key);
             } else {
-                let closest = crate::raw::suggestion(&flag.key).filter(|_| self.errors.len() < 50);
-                self.unknown(&flag, closest.into_iter().chain(script::names()));
+                // Its values are not arguments of their own.
+                self.values(&flag);
+                self.unknown(&flag, script::names());
             }
         }
     }
@@ -279,6 +286,7 @@ impl<'w> Parser<'w> {
             true => self.add("", "config", vec![word.to_owned()], Target::File(FileRole::Config)),
             false => self.fail(Problem::NotALaunchLine {
                 what: format!("`{}` belongs to no flag", crate::origin::printable(word)),
+                hint: "write `--flag value`; only YAML and JSON files need no flag.",
             }),
         }
     }

@@ -51,6 +51,7 @@ fn read_factors(r: &mut Reader<'_>, world: u64) -> (u32, u32) {
         return (micro, accumulation);
     };
     let (wide_micro, wide_accumulation) = (u64::from(micro), u64::from(accumulation));
+    let ranks = format!("{world} {}", if world == 1 { "rank" } else { "ranks" });
     let (divisor, factors) = match (micro_given, accumulation_given) {
         (true, true) => {
             if wide_micro.saturating_mul(wide_accumulation).saturating_mul(world) != total {
@@ -64,11 +65,11 @@ fn read_factors(r: &mut Reader<'_>, world: u64) -> (u32, u32) {
             }
             return (micro, accumulation);
         }
-        (true, false) => (wide_micro.saturating_mul(world), format!("{micro} rows x {world} ranks")),
+        (true, false) => (wide_micro.saturating_mul(world), format!("{micro} rows x {ranks}")),
         (false, true) => {
-            (wide_accumulation.saturating_mul(world), format!("{accumulation} micro-batches x {world} ranks"))
+            (wide_accumulation.saturating_mul(world), format!("{accumulation} micro-batches x {ranks}"))
         }
-        (false, false) => (world, format!("{world} ranks")),
+        (false, false) => (world, ranks),
     };
     let quotient = total.checked_div(divisor).filter(|_| total.checked_rem(divisor) == Some(0));
     let Some(quotient) = quotient.and_then(|n| u32::try_from(n).ok()) else {

@@ -222,6 +222,7 @@ fn world_size_mismatch() {
       |
     3 | world_size: 4
       |             ^
+      hint: 2 ranks are started: remove it, or start 4.
     "#);
 }
 
@@ -591,11 +592,11 @@ fn long_lines_are_shortened() {
 #[test]
 fn strategy_not_implemented() {
     insta::assert_snapshot!(refused("distributed_strategy: deepspeed\n", &[]), @r"
-    run.yaml:3:23: `strategy: deepspeed` is not implemented yet
+    run.yaml:3:23: `distributed_strategy: deepspeed` is not implemented
       |
     3 | distributed_strategy: deepspeed
       |                       ^^^^^^^^^
-      hint: use zero1, zero2, zero3, full_shard or shard_grad_op.
+      hint: it names no stage: give the DeepSpeed file (`deepspeed: FILE`), or use `strategy: zero1`, `zero2` or `zero3`.
     ");
 }
 

@@ -83,7 +83,7 @@ fn guides_000_to_002() -> Vec<Case> {
         case("002", "accelerate, 8 processes", "accelerate launch --config_file default_config.yaml scripts/train.py --distributed", Runs)
             .file("default_config.yaml", "num_processes: 8\n"),
         case("002", "the wrapper script", "python scripts/fix_distributed_train.py --num_gpus 4 --epochs 50", Runs),
-        case("002", "the script that writes accelerate's file", "python scripts/setup_accelerate_config.py --num_gpus 4", Runs),
+        case("002", "the script that writes accelerate's file, which is not needed", "python scripts/setup_accelerate_config.py --num_gpus 4", Runs),
         case("002", "peer-to-peer turned off", "NCCL_P2P_DISABLE=1 NCCL_SOCKET_IFNAME=eth0 python scripts/fix_distributed_train.py --num_gpus 4", Runs),
     ]
 }
@@ -129,7 +129,7 @@ fn guide_003_commands() -> Vec<Case> {
             .file("config.yaml", DDP),
         case("003", "variables for debugging", "NCCL_DEBUG=INFO DEEPSPEED_LOG_LEVEL=INFO CUDA_LAUNCH_BLOCKING=1 torchrun --nproc_per_node=2 main.py --config config.yaml", Completed("DEEPSPEED_LOG_LEVEL has no effect"))
             .file("config.yaml", DDP),
-        case("003", "prepare the data", "python prepare_datasets.py --config config.yaml", Runs).file("config.yaml", DDP),
+        case("003", "prepare the data: `lockstep prepare` here", "python prepare_datasets.py --config config.yaml", Runs).file("config.yaml", DDP),
     ]
 }
 
@@ -155,7 +155,7 @@ fn guide_003_files() -> Vec<Case> {
             .file(yaml, DEEPSPEED_MEMORY)
             .file("configs/deepspeed/zero3.json", zero3()),
         case("003", "DDP for fast communication", "", Runs).file(yaml, "training:\n  find_unused_parameters: false\n  ddp_bucket_cap_mb: 25\n  dataloader_num_workers: 4\n  dataloader_pin_memory: true\n"),
-        case("003", "DeepSpeed without its file", "", Refused("`strategy: deepspeed` is not implemented yet"))
+        case("003", "DeepSpeed without its file", "", Refused("`training.distributed_strategy: deepspeed` is not implemented"))
             .file(yaml, "training:\n  distributed_strategy: \"deepspeed\"\n  dataloader_num_workers: 4\n"),
         case("003", "learning rate and warmup", "", Runs).file(yaml, "training:\n  learning_rate: 5e-5\n  warmup_ratio: 0.1\n  lr_scheduler_type: \"cosine\"\n"),
         case("003", "learning rate in both, and another warmup", "", Refused("`training.warmup_ratio` must be equal to the scheduler's `warmup_num_steps`, 500"))
@@ -259,8 +259,9 @@ fn page() -> String {
     let mut page = String::from(
         "# The guides' configurations\n\n\
          Every configuration and command line of the five guides that Lockstep started from (000 to 004): it runs, it\n\
-         runs and a note says what was completed, or it is refused with the correction. A test of the configuration\n\
-         crate checks every row. Configurations without a model are loaded with `model=tiny`.\n\n\
+         runs and a note says what was completed, or it is refused with the correction. \"Runs\" means that it loads as a\n\
+         training run: a test of the configuration crate checks every row. Configurations without a model are loaded with\n\
+         `model=tiny`.\n\n\
          | Guide | What | Files | Command line | Outcome |\n|---|---|---|---|---|\n",
     );
     for case in all() {
