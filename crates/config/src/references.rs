@@ -140,7 +140,8 @@ pub(crate) fn is_given(files: &[Source<'_>], path: &str) -> bool {
 
 /// Whether the file `name` is the one that is referred to as `path`.
 fn is_named(name: &str, path: &str) -> bool {
-    let path = path.trim_start_matches("./");
-    let name = name.trim_start_matches("./");
+    // A path may be relative to the folder of the file that names it.
+    let path = path.trim_start_matches("./").trim_start_matches("../");
+    let name = name.trim_start_matches("./").trim_start_matches("../");
     name == path || name.strip_suffix(path).is_some_and(|folder| folder.ends_with('/'))
 }

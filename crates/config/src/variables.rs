@@ -104,3 +104,23 @@ pub(crate) fn read_all(raw: &mut RawConfig<'_>) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_variable_is_listed_once_and_sets_a_key() {
+        for variable in VARIABLES {
+            assert_eq!(
+                VARIABLES.iter().filter(|other| other.name == variable.name).count(),
+                1,
+                "{}",
+                variable.name
+            );
+            if let VariableEffect::Key(key) = variable.effect {
+                assert_eq!(keys::key(key).name, key);
+            }
+        }
+    }
+}

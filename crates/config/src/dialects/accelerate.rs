@@ -13,7 +13,7 @@ const OFF: &[&str] = &["false", "no", "none"];
 const NOT_TPU: &str = "TPUs are not used";
 const ONE_RENDEZVOUS: &str = "nodes find each other by `main_process_ip` and `main_process_port`";
 
-const TABLE: Table = Table {
+pub(super) const TABLE: Table = Table {
     rows: &[
         ("compute_environment", Only(&["local_machine"], "this machine trains", "use LOCAL_MACHINE.")),
         ("distributed_type", Special),
@@ -60,7 +60,7 @@ const TABLE: Table = Table {
 };
 
 /// The keys of `deepspeed_config` that are not DeepSpeed's own.
-const PLUGIN: Table = Table {
+pub(super) const PLUGIN: Table = Table {
     rows: &[
         ("zero_stage", Special),
         ("gradient_accumulation_steps", Key("gradient_accumulation_steps")),
@@ -76,6 +76,7 @@ const PLUGIN: Table = Table {
         ("deepspeed_hostfile", Launch(LaunchKey::Hostfile)),
         ("deepspeed_exclusion_filter", Launch(LaunchKey::Exclude)),
         ("deepspeed_inclusion_filter", Launch(LaunchKey::Include)),
+        ("seq_parallel_communication_data_type", Inert("sequences are not split over ranks")),
         ("deepspeed_multinode_launcher", Inert("every node runs the same command")),
         (
             "deepspeed_moe_layer_cls_names",

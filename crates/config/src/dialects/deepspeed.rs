@@ -199,8 +199,9 @@ fn switched(raw: &mut RawConfig<'_>, path: &str, entry: &PeerEntry) {
             .all(|e| matches!(e.node.integer(), Some(0 | 1))),
         Value::Map(entries) => {
             let switch = entries.iter().find(|e| matches!(e.key.as_str(), "enabled" | "curriculum_enabled"));
-            switch.is_none_or(|e| e.node.bool() == Some(false))
-                && !(path == "compression_training" && !entries.is_empty())
+            // The parts of `compression_training` have switches of their own.
+            let has_own_switches = path == "compression_training" && !entries.is_empty();
+            !has_own_switches && switch.is_none_or(|e| e.node.bool() == Some(false))
         }
         _ => entry.node.is_null() || entry.node.bool() == Some(false),
     };

@@ -205,6 +205,10 @@ pub(super) const ROWS: &[(&str, Rule)] = &[
     ("graph_harvesting", Inert("steps are planned, not captured")),
     ("tensor_parallel", Special),
     ("sequence_parallel_size", Only(&["1"], IS_OFF, "remove it: sequences are not split over ranks.")),
+    ("comms_config", Inert("DeepSpeed does not read it either")),
+    ("monitor_config", Inert("DeepSpeed does not read it either")),
+    ("_comment", Inert("it is a comment")),
+    ("comment", Inert("it is a comment")),
     ("pipeline", Refused("use `strategy: zero3`: there is no pipeline parallelism.")),
 ];
 

@@ -10,7 +10,7 @@ use crate::value;
 use crate::yaml::{Entry, Node, Value};
 
 /// Turns `scheduler.params.warmup_max_lr` into `optimizer.params.lr`, which it replaces.
-pub(super) fn settle_rates(raw: &mut RawConfig<'_>, spelled: &str, entries: &mut Vec<Entry>) {
+pub(super) fn settle_rates(raw: &mut RawConfig<'_>, spelled: &str, entries: &mut [Entry]) {
     let Some(rate) = find(entries, "scheduler.params.warmup_max_lr").cloned() else { return };
     let key_at = take(entries, "scheduler", "params", "warmup_max_lr");
     let is_auto = rate.text().is_some_and(|text| text.eq_ignore_ascii_case("auto"));

@@ -13,7 +13,7 @@ const ONE_UNIT_PER_BLOCK: &str = "every transformer block is one unit";
 const PLANNED: &str = "the plan determines it";
 
 /// Names without the prefix `fsdp_`.
-const TABLE: Table = Table {
+pub(super) const TABLE: Table = Table {
     rows: &[
         ("sharding_strategy", Special),
         ("reshard_after_forward", Special),

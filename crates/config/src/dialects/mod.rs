@@ -252,7 +252,7 @@ impl RawConfig<'_> {
     }
 
     /// Reports an unknown key with the closest of `names`, which are full paths.
-    pub(crate) fn unknown<'n>(
+    pub(crate) fn unknown(
         &mut self,
         path: &str,
         entry: &PeerEntry,
@@ -261,7 +261,7 @@ impl RawConfig<'_> {
         // The bounds limit the time on hostile text.
         let guess = self.errors.len() < 50 && path.len() <= 80;
         // A mistyped key in the right block, or a key in the wrong block.
-        let last = |path: &'n str| path.rsplit('.').next().unwrap_or(path);
+        let last = |path: &'static str| path.rsplit('.').next().unwrap_or(path);
         let own = path.rsplit('.').next().unwrap_or(path);
         let found = guess.then(|| {
             closest(path, names.clone())
@@ -269,5 +269,32 @@ impl RawConfig<'_> {
                 .or_else(|| crate::foreign::common_name(own))
         });
         self.fail(Problem::UnknownKey { key: entry.spelled.clone(), closest: found.flatten() }, entry.key_at);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_name_keys_that_exist_once() {
+        for rows in [deepspeed_keys::ROWS, accelerate::TABLE.rows, accelerate::PLUGIN.rows, fsdp::TABLE.rows]
+        {
+            let mut names: Vec<&str> = rows.iter().map(|(name, _)| *name).collect();
+            names.sort_unstable();
+            let twice: Vec<_> = names.windows(2).filter(|pair| pair[0] == pair[1]).collect();
+            assert!(twice.is_empty(), "{twice:?}");
+            for (name, rule) in rows {
+                if let Rule::Key(key) | Rule::Weak(key) | Rule::Part(key, _) = rule {
+                    assert!(keys::KEYS.iter().any(|known| known.name == *key), "{name}: {key}");
+                }
+                if let Rule::Only(values, ..) = rule {
+                    assert!(values.iter().all(|value| value.to_lowercase() == **value), "{name}");
+                }
+            }
+        }
+        for (name, _) in deepspeed_keys::SWITCHED {
+            assert!(deepspeed_keys::ROWS.iter().any(|(row, _)| row == name), "{name}");
+        }
     }
 }

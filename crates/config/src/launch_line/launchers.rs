@@ -185,3 +185,26 @@ pub(super) fn find(program: LaunchProgram, key: &str) -> Option<&'static Rule> {
 pub(super) fn names(program: LaunchProgram) -> impl Iterator<Item = &'static str> {
     rules(program).iter().map(|rule| rule.name)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_set_keys_that_exist() {
+        for program in [LaunchProgram::Torchrun, LaunchProgram::DeepSpeed, LaunchProgram::Accelerate] {
+            for rule in rules(program) {
+                assert_eq!(
+                    rules(program).iter().filter(|other| other.name == rule.name).count(),
+                    1,
+                    "{}",
+                    rule.name
+                );
+                if let Action::Key(key) = rule.action {
+                    let is_part = key.starts_with("fsdp_config.") || key == "zero_optimization.stage";
+                    assert!(crate::is_known_key(key) || is_part, "{}: {key}", rule.name);
+                }
+            }
+        }
+    }
+}

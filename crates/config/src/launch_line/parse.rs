@@ -323,7 +323,8 @@ impl<'w> Flag<'w> {
 /// A value that is a JSON map or list. Other text stays as it is, so that a chat template is not read as YAML.
 pub(super) fn structured(text: &str, at: At) -> Option<Node> {
     let is_json = text.starts_with(['{', '[']) && serde_json::from_str::<serde_json::Value>(text).is_ok();
-    if !is_json && !(text.starts_with('[') && text.ends_with(']')) {
+    let is_list = text.starts_with('[') && text.ends_with(']');
+    if !is_json && !is_list {
         return None;
     }
     let (node, flaws) = yaml::parse(text, at.from);

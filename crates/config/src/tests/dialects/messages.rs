@@ -69,6 +69,10 @@ fn deepspeed_keys() {
     1 | {"train_micro_batch_size_per_gpu": 1.5}
       |                                    ^^^
     "#);
+}
+
+#[test]
+fn deepspeed_features() {
     assert_snapshot!(deepspeed("{\"zero_optimization\": {\"zero_quantized_weights\": true}}"), @r#"
     ds.json:1:50: `zero_optimization.zero_quantized_weights: true` is not implemented
       |
@@ -130,6 +134,10 @@ fn deepspeed_keys() {
       |                        ^^^^^^^
       hint: use `report_to: tensorboard`; metrics.jsonl in the output folder has all metrics.
     "#);
+}
+
+#[test]
+fn deepspeed_blocks() {
     assert_snapshot!(deepspeed("{\"steps_per_print\": 1, \"sparse_attention\": {\"mode\": \"fixed\"}}"), @r#"
     ds.json:1:24: `sparse_attention` is not implemented yet
       |
@@ -469,6 +477,10 @@ fn accelerate_keys() {
       |                ^
       hint: every node has the same number of processes.
     ");
+}
+
+#[test]
+fn accelerate_blocks() {
     assert_snapshot!(accelerate("distributed_type: FSDP\nfsdp_config:\n  fsdp_sharding_strategy: HYBRID_SHARD_ZERO2\n"), @r"
     acc.yaml:3:27: `fsdp_config.fsdp_sharding_strategy: HYBRID_SHARD_ZERO2` is not implemented
       |

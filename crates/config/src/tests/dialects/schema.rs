@@ -53,7 +53,7 @@ fn check(root: &Json, schema: &Json, value: &Json, path: &str, errors: &mut Vec<
         errors.push(path.to_owned());
     }
     if schema.get("pattern").is_some()
-        && !value.as_str().is_some_and(|text| !text.contains(|c: char| c.is_lowercase()))
+        && value.as_str().is_none_or(|text| text.contains(|c: char| c.is_lowercase()))
     {
         errors.push(path.to_owned());
     }
