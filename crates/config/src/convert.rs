@@ -3,9 +3,9 @@
 use std::fmt::Write;
 
 use crate::error::ConfigErrors;
-use crate::keys::KEYS;
+use crate::keys::{KEYS, Section};
 use crate::launch_settings::LaunchSettings;
-use crate::origin::printable;
+use crate::origin::{Origin, printable};
 use crate::raw::{RawConfig, Setting};
 use crate::reference::SECTIONS;
 use crate::run::{Purpose, RunConfig};
@@ -36,10 +36,16 @@ pub fn convert(inputs: &Inputs<'_>) -> Result<String, ConfigErrors> {
             .filter_map(|key| resolved.given.get(key.name).map(|given| (key.name, given)))
             .filter(|(_, given)| !given.node.is_null())
             .collect();
-        if given.is_empty() {
+        // The only `auto` that is not simply the rest of the configuration.
+        let auto = config.origin("reduce_bucket_size");
+        let auto = Some(auto).filter(|auto| section == Section::Plan && matches!(auto, Origin::Auto { .. }));
+        if given.is_empty() && auto.is_none() {
             continue;
         }
         let _ = write!(page, "\n# {title}\n");
+        if let Some(origin) = auto {
+            let _ = writeln!(page, "reduce_bucket_size: auto  # {origin}");
+        }
         for (name, given) in given {
             line(&mut page, name, given, &resolved.given_origins[name]);
         }

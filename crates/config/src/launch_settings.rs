@@ -65,8 +65,8 @@ pub(crate) enum LaunchKey {
 }
 
 impl LaunchSettings {
-    /// The flags of `lockstep train` for these settings. `nodes` and `nproc_per_node` are left out: they are settings of
-    /// the configuration as well.
+    /// The flags of `lockstep train` for these settings. `nodes` and `nproc_per_node` are left out: they are also keys of
+    /// the configuration.
     pub fn flags(&self) -> Vec<String> {
         let mut flags = Vec::new();
         let mut add = |name: &str, value: Option<String>| {

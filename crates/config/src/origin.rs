@@ -14,8 +14,8 @@ pub enum Origin {
     Flag { text: String },
     /// Another key determines it.
     Derived { from: &'static str },
-    /// A file says `auto`: the rest of the configuration determines it. The place of the `auto`.
-    Auto { name: String, line: u32, column: u32 },
+    /// It is `auto` there: the rest of the configuration determines it.
+    Auto { at: Box<Origin> },
     /// An environment variable.
     Variable { name: String },
     /// The default of the trainer that the launch line starts, such as `trl sft`, where it differs from ours.
@@ -29,7 +29,7 @@ impl fmt::Display for Origin {
             Origin::File { name, line, column } => write!(f, "{}:{line}:{column}", printable(name)),
             Origin::Flag { text } => write!(f, "argument {}", printable(text)),
             Origin::Derived { from } => write!(f, "derived from {from}"),
-            Origin::Auto { name, line, column } => write!(f, "auto ({}:{line}:{column})", printable(name)),
+            Origin::Auto { at } => write!(f, "auto ({at})"),
             Origin::Variable { name } => write!(f, "variable {}", printable(name)),
             Origin::PeerDefault { of } => write!(f, "default of {of}"),
         }
@@ -64,8 +64,7 @@ mod tests {
         );
         assert_eq!(Origin::Default.to_string(), "default");
         assert_eq!(Origin::Derived { from: "seed" }.to_string(), "derived from seed");
-        let auto = Origin::Auto { name: "ds.json".into(), line: 2, column: 5 };
-        assert_eq!(auto.to_string(), "auto (ds.json:2:5)");
+        assert_eq!(Origin::Auto { at: Box::new(file) }.to_string(), "auto (run.yaml:3:1)");
         assert_eq!(Origin::Variable { name: "NCCL_TIMEOUT".into() }.to_string(), "variable NCCL_TIMEOUT");
         assert_eq!(Origin::PeerDefault { of: "trl sft" }.to_string(), "default of trl sft");
     }

@@ -105,6 +105,9 @@ fn types(key: &Key) -> Vec<Json> {
         (false, true) if !is_text => types.push(json!({ "type": "integer" })),
         _ => {}
     }
+    if !is_text && words.is_empty() && accepts("auto") {
+        types.push(json!({ "const": "auto" }));
+    }
     if accepts("[]") || accepts("[1]") {
         types.push(json!({ "type": "array" }));
     }

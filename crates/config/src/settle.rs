@@ -57,7 +57,7 @@ impl RawConfig<'_> {
 
     fn is_deepspeed(&self, given: &Setting) -> bool {
         given.key_at.from.file().is_some_and(|idx| self.dialects[idx] == Dialect::DeepSpeed)
-            || given.spelled.starts_with("deepspeed.")
+            || given.spelled.trim_start_matches("training.").starts_with("deepspeed.")
     }
 
     /// Removes weak values if there are others.

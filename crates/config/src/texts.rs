@@ -71,14 +71,9 @@ impl<'a> Texts<'a> {
         }
     }
 
-    /// The origin of a value that a file leaves to the rest of the configuration.
+    /// The origin of a value that a source leaves to the rest of the configuration.
     pub(crate) fn auto(&self, at: At) -> Origin {
-        match at.from {
-            Input::File(idx) => {
-                Origin::Auto { name: self.files[idx].name.to_owned(), line: at.line, column: at.column }
-            }
-            _ => self.origin(at),
-        }
+        Origin::Auto { at: Box::new(self.origin(at)) }
     }
 
     pub(crate) fn place(&self, at: At) -> Position {

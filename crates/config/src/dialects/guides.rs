@@ -29,6 +29,10 @@ pub(crate) fn absorb(raw: &mut RawConfig<'_>, name: &str, spelled: &str, entry: 
             );
             None
         }
+        "reduce_bucket_size" if entry.node.text() == Some("auto") => {
+            raw.autos.insert("reduce_bucket_size", entry.node.at);
+            None
+        }
         "fsdp" | "use_fsdp" => (!fsdp::words(raw, spelled, &entry)).then_some(entry),
         "fsdp_config" => {
             match entry.node.value {

@@ -25,6 +25,7 @@ fn reading_it_back_is_the_same_run() {
     for (files, line) in [
         (vec![("ds.json", ZERO1.to_owned())], "torchrun train.py --model tiny"),
         (vec![("ds.json", zero3())], "torchrun train.py --model tiny"),
+        (vec![("ds.json", zero3()), ("run.yaml", map.to_owned())], ""),
         (
             vec![("ds.json", ds_config_for_less_memory())],
             "deepspeed --num_gpus=4 train.py --model tiny --deepspeed ds.json --per_device_train_batch_size 2",
@@ -50,8 +51,8 @@ fn reading_it_back_is_the_same_run() {
         let overrides = ["output_dir=out", "seed=9"];
         let text = converted(&files, line, &overrides);
         let first = accepted(&files, line, &overrides).config;
-        let again = accepted(&[("out.yaml", &text)], "", &[]).config;
-        assert!(again.is_same_run(&first), "{text}\n{first:#?}\n{again:#?}");
+        let second = accepted(&[("out.yaml", &text)], "", &[]).config;
+        assert!(second.is_same_run(&first), "{text}\n{first:#?}\n{second:#?}");
     }
 }
 

@@ -3,7 +3,9 @@
 use proptest::prelude::*;
 
 use super::{load_with, words};
-use crate::{Inputs, Source, convert, recognize, referenced_files, translate_launch_line};
+use crate::{
+    Inputs, Purpose, Source, convert, load_inputs, recognize, referenced_files, translate_launch_line,
+};
 
 /// Files of every dialect start with keys that decide the dialect.
 const STARTS: [&str; 4] = ["", "steps_per_print: 1\n", "machine_rank: 0\n", "model: tiny\n"];
@@ -14,10 +16,16 @@ fn check(files: &[(&str, &str)], line: &str) {
         assert!(!errors.0.is_empty() && text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
     }
     let files: Vec<Source<'_>> = files.iter().map(|(name, text)| Source { name, text }).collect();
-    let inputs = Inputs { files: &files, ..Inputs::default() };
+    let overrides = ["model=tiny".to_owned()];
+    let inputs = Inputs { files: &files, overrides: &overrides, ..Inputs::default() };
     referenced_files(&inputs);
-    // A configuration that loads also converts.
-    drop(convert(&inputs));
+    // A configuration that loads also converts, to the same run.
+    if let Ok(loaded) = load_inputs(Purpose::Plan, &inputs) {
+        let text = convert(&inputs).unwrap();
+        let second =
+            load_with(&[("out.yaml", &text)], "", &[]).unwrap_or_else(|errors| panic!("{text}\n{errors}"));
+        assert!(second.config.is_same_run(&loaded.config), "{text}");
+    }
     for file in files {
         recognize(file.text);
     }
@@ -90,7 +98,7 @@ fn value() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 128, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 256, ..ProptestConfig::default() })]
 
     #[test]
     fn on_likely_files(

@@ -29,6 +29,9 @@ fn check(root: &Json, schema: &Json, value: &Json, path: &str, errors: &mut Vec<
             errors.push(path.to_owned());
         }
     }
+    if schema.get("const").is_some_and(|only| only != value) {
+        errors.push(path.to_owned());
+    }
     if let Some(words) = schema.get("enum").and_then(Json::as_array)
         && !words.contains(value)
     {
@@ -98,6 +101,7 @@ fn every_key_is_a_property_with_a_type() {
     assert_eq!(of("train_files"), r#"[{"type":"string"},{"type":"array"},{"type":"null"}]"#);
     assert!(of("strategy").contains(r#""ddp","zero1","zero2""#), "{}", of("strategy"));
     assert!(of("loss_type").contains(r#""sigmoid""#) && of("loss_type").contains(r#""dapo""#));
+    assert_eq!(of("reduce_bucket_size"), r#"[{"type":"integer"},{"const":"auto"},{"type":"null"}]"#);
     assert_eq!(schema["properties"]["seed"]["default"], 42);
 }
 
