@@ -115,9 +115,19 @@ impl UnitWork<'_> {
             }
             DropoutBack { dy, dx, .. } => self.stream(work, self.slot_bytes(dy) + self.slot_bytes(dx)),
             Rope { x, .. } => self.stream(work, 2.0 * self.bytes(x)),
-            Attention { .. } => self.attention(work, 2),
+            Attention { q, k, v, out, shares, .. } => {
+                self.attention(work, 2);
+                if shares {
+                    self.copy_operands(work, &[q, k, v, out.into()]);
+                }
+            }
             // Scores again, then the gradients of probabilities, values, queries and keys.
-            AttentionBack { .. } => self.attention(work, 5),
+            AttentionBack { q, k, v, out, dout, dqkv: [dq, dk, dv], shares, .. } => {
+                self.attention(work, 5);
+                if shares {
+                    self.copy_operands(work, &[q, k, v, out.into(), dout.into(), dq, dk, dv]);
+                }
+            }
             SwiGlu { g, u, y } => {
                 self.stream(work, self.bytes(g) + self.bytes(u) + self.slot_bytes(y));
             }
@@ -126,6 +136,7 @@ impl UnitWork<'_> {
                 self.stream(work, 2.0 * (self.bytes(g) + self.bytes(u)) + self.slot_bytes(dy) + recomputed);
             }
             Pick { y, .. } => self.stream(work, 2.0 * self.slot_bytes(y)),
+            PickBack { dy, dx } => self.stream(work, self.slot_bytes(dy) + self.slot_bytes(dx)),
             HeadLogits { w, .. } => self.head_logits(work, w, 1),
             HeadOutputs { w, .. } => self.head(work, w, false),
             HeadFused { w, .. } => self.head(work, w, true),
@@ -149,6 +160,12 @@ impl UnitWork<'_> {
         let per_pair = 2.0 * shape.head_dim as f64 * f64::from(matmuls);
         work.attention_flops += per_pair * shape.heads as f64 * self.attended_pairs();
         work.kernels += 1;
+    }
+
+    /// Copies between rows that documents share and the positions that attention runs on: each operand is read and
+    /// written once more, by a kernel of its own.
+    fn copy_operands(&self, work: &mut Work, operands: &[SlotCols]) {
+        operands.iter().for_each(|operand| self.stream(work, 2.0 * self.bytes(*operand)));
     }
 
     /// Pairs of a query and a key that attention computes for one head: the micro-batch is full of documents of the
@@ -233,7 +250,7 @@ impl UnitWork<'_> {
     fn elems(&self, cols: SlotCols) -> f64 {
         let spec = self.model.programs(self.unit).spec(cols.slot);
         let rows = match spec.rows {
-            SlotRows::Tokens => self.tokens(),
+            SlotRows::Tokens | SlotRows::Positions | SlotRows::HeadRows => self.tokens(),
             SlotRows::Chunk => self.model.head_chunk_tokens,
         };
         let width = if cols.len == 0 { spec.width } else { cols.len };

@@ -24,7 +24,8 @@ fn workspace(_: &ModelShape, bounds: &BatchBounds) -> Bytes {
 /// A run of a named size on GPUs in bf16, with `rows` rows of `len` tokens.
 fn workload(size: &str, rows: u32, len: usize) -> Workload<'static> {
     let shape = ModelShape::named(size, 32_000).unwrap();
-    let bounds = BatchBounds { tokens: rows as usize * len, docs: rows as usize, max_doc: len };
+    let bounds =
+        BatchBounds { tokens: rows as usize * len, docs: rows as usize, max_doc: len, shares_rows: false };
     let settings = ModelSettings {
         placements: Placements::REPLICATED,
         bounds,
