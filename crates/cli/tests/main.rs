@@ -10,6 +10,7 @@ mod bench;
 mod commands;
 mod dependencies;
 mod device;
+mod dialects;
 mod docs;
 mod doctor;
 mod evaluation;

@@ -15,6 +15,19 @@ use crate::texts::Inputs;
 /// The combination of all inputs as one YAML, with a comment on the origin of each value, and at the end what was
 /// dropped and why. Reading it results in the same run.
 pub fn convert(inputs: &Inputs<'_>) -> Result<String, ConfigErrors> {
+    let (mut page, launch, notes) = translate(inputs)?;
+    page.push_str(&launch_comment(&launch));
+    page.push_str(&notes_comment(&notes));
+    Ok(page)
+}
+
+/// The same without the launcher's settings, which may differ between the nodes of a run.
+pub fn convert_run(inputs: &Inputs<'_>) -> Result<String, ConfigErrors> {
+    translate(inputs).map(|(page, ..)| page)
+}
+
+/// The keys of the run as YAML, what the launcher needs to know, and the notes.
+fn translate(inputs: &Inputs<'_>) -> Result<(String, LaunchSettings, Vec<String>), ConfigErrors> {
     let mut raw = RawConfig::read(inputs);
     let launch = LaunchSettings::settle(&mut raw);
     let resolved = RunConfig::resolve(raw, Purpose::Plan)?;
@@ -50,9 +63,7 @@ pub fn convert(inputs: &Inputs<'_>) -> Result<String, ConfigErrors> {
             line(&mut page, name, given, &resolved.given_origins[name]);
         }
     }
-    page.push_str(&launch_comment(&launch));
-    page.push_str(&notes_comment(&config.notes));
-    Ok(page)
+    Ok((page, launch, resolved.config.notes))
 }
 
 /// `key: value  # origin, its own name`; the comment of a map stands above it.

@@ -40,9 +40,9 @@ mod yaml;
 #[cfg(test)]
 mod tests;
 
-pub use convert::convert;
+pub use convert::{convert, convert_run};
 pub use error::{ConfigError, ConfigErrors, Problem};
-pub use launch_line::{LaunchFlag, LaunchLine, LaunchProgram, translate_launch_line};
+pub use launch_line::{LaunchFlag, LaunchLine, LaunchProgram, is_launch_line, translate_launch_line};
 pub use launch_settings::{LaunchSettings, NumProcesses};
 pub use listing::{ResolvedSetting, list_settings};
 pub use origin::Origin;
@@ -100,4 +100,10 @@ pub fn load_inputs(purpose: Purpose, inputs: &Inputs<'_>) -> Result<Loaded, Conf
     let mut raw = raw::RawConfig::read(inputs);
     let launch = LaunchSettings::settle(&mut raw);
     Ok(Loaded { config: RunConfig::resolve(raw, purpose)?.config, launch })
+}
+
+/// What the launcher needs to know, without checking the run. The number of processes may be left to the launcher, and
+/// a run can be checked only once it is known.
+pub fn launch_settings(inputs: &Inputs<'_>) -> LaunchSettings {
+    LaunchSettings::settle(&mut raw::RawConfig::read(inputs))
 }

@@ -116,3 +116,8 @@ impl LaunchFlag {
 pub fn translate_launch_line(words: &[String]) -> Result<LaunchLine, ConfigErrors> {
     parse::parse(words)
 }
+
+/// Whether words are the command line of a launcher, after variables in front of it, and not settings of a run.
+pub fn is_launch_line(words: &[String]) -> bool {
+    parse::starts_program(words)
+}

@@ -52,6 +52,19 @@ pub(super) fn parse(words: &[String]) -> Result<LaunchLine, ConfigErrors> {
     Ok(LaunchLine { program, script: parser.script, variables, flags: parser.flags })
 }
 
+/// Whether the first word that is no variable names a program that [`program`] knows.
+pub(super) fn starts_program(words: &[String]) -> bool {
+    let first = words.iter().map(|word| word.trim()).find(|word| assignment(word).is_none());
+    let name = first.and_then(|word| word.rsplit('/').next()).unwrap_or_default();
+    ["torchrun", "deepspeed", "accelerate", "accelerate-launch", "trl"].contains(&name) || is_python(name)
+}
+
+/// `python`, `python3` or `python3.12`.
+fn is_python(name: &str) -> bool {
+    let version = name.strip_prefix("python");
+    version.is_some_and(|version| version.chars().all(|c| c.is_ascii_digit() || c == '.'))
+}
+
 /// `NAME=value` in front of a command.
 fn assignment(word: &str) -> Option<(&str, &str)> {
     let (name, value) = word.split_once('=')?;
@@ -64,10 +77,6 @@ fn assignment(word: &str) -> Option<(&str, &str)> {
 /// Recognizes the program and removes its words. Also returns the algorithm that it names.
 fn program(words: &mut Vec<&str>) -> Result<(LaunchProgram, Option<&'static str>), String> {
     let base = |word: &str| word.rsplit('/').next().unwrap_or(word).to_owned();
-    let is_python = |word: &str| {
-        word == "python"
-            || word.strip_prefix("python").is_some_and(|v| v.chars().all(|c| c.is_ascii_digit() || c == '.'))
-    };
     let names: Vec<String> = words.iter().take(4).map(|word| base(word)).collect();
     let name = |idx: usize| names.get(idx).map_or("", String::as_str);
     let (program, taken) = match (name(0), name(1), name(2)) {
