@@ -32,8 +32,8 @@ fn run_yaml() -> String {
 /// The configuration that the last checkpoint stores.
 fn stored(folder: &Folder) -> String {
     let manifest: serde_json::Value =
-        serde_json::from_str(&folder.read("out/checkpoints/step-00000002/manifest.json")).unwrap();
-    manifest["manifest"]["meta"]["run_config"].as_str().unwrap_or_default().to_owned()
+        serde_json::from_str(&folder.read("out/checkpoints/step-2/manifest.json")).unwrap();
+    manifest["manifest"]["run_config"].as_str().unwrap_or_default().to_owned()
 }
 
 /// The first line of a run: model, strategy, ranks.

@@ -29,6 +29,7 @@ mod memory;
 mod messages;
 mod output_folder;
 mod panics;
+mod plan_costs;
 mod prepare;
 mod resume;
 mod secrets;
