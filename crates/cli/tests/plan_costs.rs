@@ -17,7 +17,7 @@ fn paper(settings: &[&str]) -> String {
 
 /// The part of the output above the memory table.
 fn comparison(text: &str) -> &str {
-    text.split_once("\nranks ").or_else(|| text.split_once("\nmodels ")).map_or(text, |(above, _)| above)
+    text.split_once("\npolicy ").map_or(text, |(above, _)| above)
 }
 
 #[test]
@@ -79,7 +79,10 @@ fn pictures_of_memory() {
     let text = folder.succeeds(&["plan", "run.yaml", "device=cpu", "--curve", "--svg", "memory.svg"]);
     assert!(text.contains("operations of phase train; residents "), "{text}");
     assert!(folder.read("memory.svg").starts_with("<svg "), "{}", folder.read("memory.svg"));
-    assert_snapshot!(folder.refused(&["plan", "run.yaml", "--svg", "no/such/folder.svg"], 73), @"");
+    assert_snapshot!(folder.refused(&["plan", "run.yaml", "--svg", "no/such/folder.svg"], 73), @r"
+    error: cannot write no/such/folder.svg: No such file or directory (os error 2)
+    hint: give a file in a folder that exists and can be written to.
+    ");
 }
 
 fn explained(message: &str, settings: &[&str]) -> (Option<i32>, String, String) {
@@ -106,17 +109,32 @@ fn an_out_of_memory_message() {
     assert!(text.contains("and fits into 43.1 GiB"), "{text}");
     let (code, _, error) = explained("Segmentation fault", &[]);
     assert_eq!(code, Some(66));
-    assert_snapshot!(error, @"");
+    assert_snapshot!(error, @r"
+    error: standard input has no out-of-memory message with sizes
+    hint: paste the whole message of PyTorch (`CUDA out of memory. Tried to allocate …`) or of Lockstep (`the plan needs …`), as in `lockstep plan run.yaml --explain-oom < message.txt`.
+    ");
 }
 
 #[test]
 fn clusters_that_cannot_be() {
     let folder = Folder::new(RUN);
     let refused = |flags: &[&str]| folder.refused(&[&["plan", "run.yaml"], flags].concat(), 64);
-    assert_snapshot!(refused(&["--gpus", "16", "--gpu", "h100"]), @"");
-    assert_snapshot!(refused(&["--gpus", "12", "--gpu", "h200"]), @"");
-    assert_snapshot!(refused(&["--gpus", "16", "--gpu", "h200"]), @"");
-    assert_snapshot!(refused(&["--gpus", "16", "--gpu", "h200", "--network", "fast"]), @"");
+    assert_snapshot!(refused(&["--gpus", "16", "--gpu", "h100"]), @r"
+    error: there are no published figures of a GPU `h100` here
+    hint: did you mean `h200`? Known: b200, h200, h100-80g, h100-pcie, a100-80g, a100-40g, l40s, a40, rtx-a6000, rtx-4090, rtx-3090, a10, l4.
+    ");
+    assert_snapshot!(refused(&["--gpus", "12", "--gpu", "h200"]), @r"
+    error: 12 GPUs do not fill nodes of 8
+    hint: use a multiple of 8, or set the number of GPUs per node.
+    ");
+    assert_snapshot!(refused(&["--gpus", "16", "--gpu", "h200"]), @r"
+    error: --network is missing: the cluster has 2 nodes, and they exchange data over it
+    hint: give its speed, such as --network 400Gbps, or --gpus-per-node for one larger node.
+    ");
+    assert_snapshot!(refused(&["--gpus", "16", "--gpu", "h200", "--network", "fast"]), @r"
+    error: `fast` is not a network speed
+    hint: write a number and a unit, such as 100Gbps (one port per node), 400Gbps/gpu (one port per GPU) or 25GB/s.
+    ");
 }
 
 #[test]
@@ -126,7 +144,13 @@ fn origins_of_settings() {
     let text = folder.succeeds(&["plan", "run.yaml", "ds.json", "seed=7", "--origins"]);
     let kept = ["strategy ", "reduce_bucket_size ", "max_steps ", "seed ", "learning_rate "];
     let lines: Vec<&str> = text.lines().filter(|line| kept.iter().any(|key| line.starts_with(key))).collect();
-    assert_snapshot!(lines.join("\n"), @"");
+    assert_snapshot!(lines.join("\n"), @r"
+    max_steps                      2                     run.yaml:5:1
+    seed                           7                     argument seed=7
+    learning_rate                  5e-5                  default
+    strategy                       zero2                 ds.json:1:24
+    reduce_bucket_size             1024                  auto (ds.json:1:58)
+    ");
     let text = folder.succeeds(&["plan", "run.yaml", "--origins", "--json"]);
     let all: serde_json::Value = serde_json::from_str(&text).unwrap();
     assert!(

@@ -99,7 +99,7 @@ pub enum Problem {
     #[error("`train_batch_size` of {total} is not divisible by {divisor} ({factors})")]
     BatchNotDivisible { total: u64, divisor: u64, factors: String },
     /// A file that the configuration refers to, whose text was not given.
-    #[error("the file `{}` was not given", printable(.path))]
+    #[error("the file `{}` was not found", printable(.path))]
     FileNotGiven { path: String, role: FileRole },
     /// A flag that the program of a launch line does not have.
     #[error("unknown flag `{}` of {program}", printable(.flag))]

@@ -409,7 +409,7 @@ fn key_not_implemented() {
 #[test]
 fn file_not_given() {
     insta::assert_snapshot!(refused("deepspeed:\n  config_path: ds.json\n", &[]), @r"
-    run.yaml:4:3: the file `ds.json` was not given
+    run.yaml:4:3: the file `ds.json` was not found
       |
     4 |   config_path: ds.json
       |   ^^^^^^^^^^^

@@ -516,7 +516,7 @@ fn accelerate_blocks() {
       |               ^
     ");
     assert_snapshot!(accelerate("distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\n"), @r"
-    acc.yaml:3:3: the file `ds.json` was not given
+    acc.yaml:3:3: the file `ds.json` was not found
       |
     3 |   deepspeed_config_file: ds.json
       |   ^^^^^^^^^^^^^^^^^^^^^
@@ -549,7 +549,7 @@ fn trainer_keys() {
       hint: write the map itself: `fsdp_config: {...}`.
     ");
     assert_snapshot!(yaml("deepspeed: ds.json\n"), @r"
-    run.yaml:1:1: the file `ds.json` was not given
+    run.yaml:1:1: the file `ds.json` was not found
       |
     1 | deepspeed: ds.json
       | ^^^^^^^^^
@@ -629,7 +629,7 @@ fn launch_lines() {
       hint: write `--flag value`; only YAML and JSON files need no flag.
     ");
     assert_snapshot!(line("torchrun train.py --config run.yaml"), @r"
-    argument --config run.yaml: the file `run.yaml` was not given
+    argument --config run.yaml: the file `run.yaml` was not found
       hint: give it as well: it is the configuration.
     ");
     assert_snapshot!(line("deepspeed --autotuning run train.py"), @r"
