@@ -221,7 +221,7 @@ fn hybrid_shard_on_one_node() {
 #[test]
 fn over_the_memory_budget() {
     assert_snapshot!(refused(&["memory_budget_gib=0.001"], 64), @r"
-    error: the plan needs 28.4 MiB on the device, 27.3 MiB over the budget of 1.02 MiB
+    error: the plan needs 28.4 MiB on the device, 27.4 MiB over the budget of 1.02 MiB
     hint: to use less memory, cheapest first: set recompute to auto, selective or full; lower per_device_train_batch_size and raise gradient_accumulation_steps; lower max_length; use a strategy that shards more; set offload_optimizer: cpu.
     ");
 }
@@ -250,7 +250,7 @@ fn usage() {
     error: the following required arguments were not provided:
       <CONFIG | KEY=VALUE>...
 
-    Usage: lockstep train <CONFIG | KEY=VALUE>...
+    Usage: lockstep train <CONFIG | KEY=VALUE>... [-- <LAUNCH LINE>...]
 
     For more information, try '--help'.
     ");

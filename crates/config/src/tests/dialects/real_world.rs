@@ -294,7 +294,7 @@ const SAMPLES: &[Sample] = &[
 ];
 
 #[test]
-fn at_least_four_in_five_resolve_and_the_rest_say_why() {
+fn at_least_four_in_five_resolve_and_the_rest_give_a_reason() {
     let mut resolved = 0;
     for Sample { what, file, line, refused } in SAMPLES {
         let has_model = file.1.contains("model_name_or_path") || line.contains("model_name_or_path");
