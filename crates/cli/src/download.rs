@@ -10,6 +10,7 @@ use lockstep_hub::{ModelFiles, Repo, RepoKind};
 use crate::args::{Download, RepoType};
 use crate::download_progress::progress;
 use crate::hub::{self, CARD, Need};
+use crate::inputs;
 use crate::report::{self, Failure};
 
 /// Why there is nothing to download.
@@ -106,7 +107,7 @@ fn configured(args: &Download) -> Result<(), Failure> {
     if let Some(flag) = flag {
         return Err(Box::new(DownloadError::NotARepo { flag }));
     }
-    let (mut config, _) = report::load(Purpose::Plan, &args.settings, &[])?;
+    let (mut config, _) = inputs::load(Purpose::Plan, &args.settings, &[])?;
     let mut commits = String::new();
     let model = match &config.model.source {
         ModelSource::Folder(path) => Some(path.clone()),

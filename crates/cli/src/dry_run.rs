@@ -2,19 +2,17 @@
 //!
 //! The output is YAML, with the plan as comments: saved to a file, it is a configuration that runs the same way.
 
-use lockstep_config::{
-    AccumulationOrder, DeviceKind, Precision, Purpose, Recompute, RunConfig, StrategyName,
-};
+use lockstep_config::{AccumulationOrder, DeviceKind, Precision, Purpose, Recompute, RunConfig};
 use lockstep_core::DType;
+use lockstep_plan::cost::StrategyChoice;
 use lockstep_plan::{ModelId, RecomputePolicy, RunPlan};
-use lockstep_shape::ModelShape;
 
 use crate::args::Train;
 use crate::hub::Need;
-use crate::plan::{plan_of, planned_device};
+use crate::plan::{PlanSubject, planned_device};
 use crate::report::{self, Failure};
-use crate::train::{self, launch_failed};
-use crate::{hub, launch, ranks};
+use crate::train::{self, boxed, launch_failed};
+use crate::{foreign_launch, hub, launch, ranks};
 
 /// A key with the value that was chosen for `auto`.
 struct Choice {
@@ -31,27 +29,31 @@ impl Choice {
 }
 
 pub(crate) fn run(args: &Train) -> Result<(), Failure> {
-    let settings = &args.run.settings;
+    let words = args.run.words();
     if args.launch.starts_ranks() {
         launch::check_not_a_rank()?;
     }
     let (mut config, _) = match ranks::world(args.local_rank).map_err(launch_failed)? {
         // Rank 0 prints for all.
         Some(world) if world.rank > 0 => return Ok(()),
-        Some(world) => ranks::load(Purpose::Train, settings, &world)?,
-        None => report::load(Purpose::Train, settings, &train::world_settings(args)?)?,
+        Some(world) => ranks::load(Purpose::Train, &words, &world)?,
+        None => foreign_launch::read(&words, &train::world_settings(args)?)?.0.load(Purpose::Train)?,
     };
     hub::provide(&mut config, &mut String::new(), Need::Plan)?;
-    let (plan, shape) = plan_of(&config)?;
-    report::print(&text(&config, &plan, &shape))
+    let subject = PlanSubject::of(&config, None)?;
+    subject.resolve_auto_sizes(&mut config);
+    let choice = subject.choose_strategy(&mut config)?;
+    let plan = subject.plan(&config).map_err(boxed)?;
+    report::print(&text(&config, &plan, choice.as_ref()))
 }
 
-fn text(config: &RunConfig, plan: &RunPlan, shape: &ModelShape) -> String {
-    let mut text = String::from("# keys that differ from their defaults, and automatic choices\n");
-    let choices = choices(config, plan, shape);
+fn text(config: &RunConfig, plan: &RunPlan, strategy: Option<&StrategyChoice>) -> String {
+    let mut text =
+        String::from("# keys that differ from their defaults with their origin, and automatic choices\n");
+    let choices = choices(config, plan, strategy);
     for (key, yaml) in &config.changed {
         if !choices.iter().any(|choice| choice.key == *key) {
-            text.push_str(yaml);
+            text.push_str(&with_origin(yaml, &config.origin(key).to_string()));
         }
     }
     for Choice { key, value, note } in &choices {
@@ -68,8 +70,16 @@ fn text(config: &RunConfig, plan: &RunPlan, shape: &ModelShape) -> String {
     text
 }
 
+/// A key with its origin as a comment: at the end of its line, or above a map.
+fn with_origin(yaml: &str, origin: &str) -> String {
+    match yaml.trim_end() {
+        line if line.contains('\n') => format!("# {origin}\n{yaml}"),
+        line => format!("{line}  # {origin}\n"),
+    }
+}
+
 /// The values of keys that are set to `auto`, or are so by default.
-fn choices(config: &RunConfig, plan: &RunPlan, shape: &ModelShape) -> Vec<Choice> {
+fn choices(config: &RunConfig, plan: &RunPlan, strategy: Option<&StrategyChoice>) -> Vec<Choice> {
     let mut choices = Vec::new();
     if config.device.kind == DeviceKind::Auto {
         let device = if planned_device(config) == DeviceKind::Cuda { "cuda" } else { "cpu" };
@@ -83,11 +93,13 @@ fn choices(config: &RunConfig, plan: &RunPlan, shape: &ModelShape) -> Vec<Choice
         };
         choices.push(Choice::of("mixed_precision", precision));
     }
-    if config.plan.strategy == StrategyName::Auto {
-        choices.push(Choice::of("strategy", lockstep_plan::chosen_strategy(config, shape)));
+    if let Some(StrategyChoice { strategy, reason, .. }) = strategy {
+        let (value, note) = (strategy.to_string(), format!("chosen automatically. {reason}"));
+        choices.push(Choice { key: "strategy", value, note });
     }
     if config.plan.recompute == Recompute::Auto {
-        choices.push(recompute(&plan.input.model(ModelId::FIRST).recompute, shape.layers));
+        let model = plan.input.model(ModelId::FIRST);
+        choices.push(recompute(&model.recompute, model.shape.layers));
     }
     let sums_twice = plan.input.num_micro_batches > 1 && config.plan.world_size() > 1;
     if config.plan.accumulation_order == AccumulationOrder::Auto && sums_twice {

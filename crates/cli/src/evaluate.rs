@@ -10,7 +10,7 @@ use crate::host::TemporaryFolder;
 use crate::hub::Need;
 use crate::report::{self, Failure};
 use crate::train::boxed;
-use crate::{gpu, hub};
+use crate::{gpu, hub, inputs};
 
 /// There is no folder for prepared data.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ impl Fault for NoCacheFolder {
 pub(crate) fn run(args: &Eval) -> Result<(), Failure> {
     let model = lockstep_train::model_folder(&hub::model(&args.model)?);
     let model = format!("model_name_or_path={}", model.display());
-    let (mut config, _) = report::load(Purpose::Plan, &args.settings, &[model])?;
+    let (mut config, _) = inputs::load(Purpose::Plan, &args.settings, &[model])?;
     if let Some(named) = &mut config.data.dataset {
         named.evaluates_test_split = true;
     }

@@ -4,6 +4,7 @@
 use clap::{Command, CommandFactory};
 
 use crate::args::Cli;
+use crate::inputs::LINE;
 
 /// A flag that neither a command nor the configuration has.
 #[derive(Debug, PartialEq, Eq)]
@@ -61,6 +62,12 @@ pub(crate) fn to_settings(mut typed: Vec<String>) -> Result<Vec<String>, Unknown
     let mut out = Vec::with_capacity(typed.len());
     let mut rest = typed.into_iter().peekable();
     while let Some(arg) = rest.next() {
+        if arg == LINE {
+            // The flags of a launch line are not ours.
+            out.push(arg);
+            out.extend(rest);
+            break;
+        }
         let Some(flag) = arg.strip_prefix("--").filter(|flag| !flag.is_empty()) else {
             out.push(arg);
             continue;

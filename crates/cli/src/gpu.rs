@@ -72,6 +72,12 @@ pub(crate) fn memory() -> Option<Bytes> {
     cuda::find_driver(&search()).ok()?.gpus.first().map(|(_, _, memory)| *memory)
 }
 
+/// The name and memory of the first GPU that the driver shows.
+pub(crate) fn first() -> Option<(String, Bytes)> {
+    let found = cuda::find_driver(&search()).ok()?;
+    found.gpus.into_iter().next().map(|(name, _, memory)| (name, memory))
+}
+
 /// The first GPU and the versions of its libraries, as far as they can be found without using the GPU.
 pub(crate) fn versions() -> CudaVersions {
     let search = search();

@@ -18,7 +18,7 @@ use crate::reporter::Reporter;
 
 /// Flags that do not fit this machine or each other.
 #[derive(Debug)]
-enum FlagError {
+pub(crate) enum FlagError {
     NoGpu,
     /// The process is already a rank.
     Nested {
@@ -37,6 +37,17 @@ enum FlagError {
     Program {
         cause: std::io::Error,
     },
+    /// A setting of another launcher that this one does not have.
+    Unsupported {
+        name: &'static str,
+        value: String,
+        instead: &'static str,
+    },
+    /// A setting of another launcher that contradicts the environment.
+    OtherGpus {
+        wanted: String,
+        visible: String,
+    },
 }
 
 impl fmt::Display for FlagError {
@@ -54,6 +65,12 @@ impl fmt::Display for FlagError {
             }
             FlagError::NoAddress { nodes } => {
                 write!(f, "--master-addr is missing: the run has {nodes} nodes, and they must find node 0")
+            }
+            FlagError::Unsupported { name, value, .. } => {
+                write!(f, "`{name}: {value}` of another launcher is not supported")
+            }
+            FlagError::OtherGpus { wanted, visible } => {
+                write!(f, "GPUs {wanted} are requested, but {}={visible}", names::CUDA_VISIBLE_DEVICES)
             }
             FlagError::Program { cause } => write!(f, "cannot find this program to start ranks: {cause}"),
         }
@@ -84,6 +101,10 @@ impl Fault for FlagError {
             }
             FlagError::NoAddress { .. } => {
                 "Give the host name or address of node 0 with --master-addr.".into()
+            }
+            FlagError::Unsupported { instead, .. } => (*instead).into(),
+            FlagError::OtherGpus { .. } => {
+                format!("Unset {}, or remove the other.", names::CUDA_VISIBLE_DEVICES)
             }
             FlagError::Program { .. } => return None,
         })

@@ -5,6 +5,8 @@
 mod args;
 mod bench;
 mod chat;
+mod config_file;
+mod convert_config;
 mod doctor;
 mod download;
 mod download_progress;
@@ -12,11 +14,13 @@ mod dry_run;
 mod evaluate;
 mod export;
 mod flags;
+mod foreign_launch;
 mod generate;
 mod gpu;
 mod gpu_of_rank;
 mod host;
 mod hub;
+mod inputs;
 mod launch;
 mod plan;
 mod prepare;
@@ -83,6 +87,8 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Selftest(args) => selftest::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Doctor(args) => doctor::run(args),
+        Command::ConvertConfig(args) => convert_config::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Schema => report::print(&lockstep_config::schema()).map(|()| ExitCode::SUCCESS),
         Command::Keys => report::print(&lockstep_config::reference()).map(|()| ExitCode::SUCCESS),
     }
 }

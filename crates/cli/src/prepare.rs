@@ -13,7 +13,7 @@ use crate::args::Prepare;
 use crate::hub::Need;
 use crate::report::{self, Failure};
 use crate::train::boxed;
-use crate::{host, hub};
+use crate::{host, hub, inputs};
 
 /// There is neither a shared cache nor an output folder.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ impl Fault for NoFolder {
 }
 
 pub(crate) fn run(args: &Prepare) -> Result<(), Failure> {
-    let (mut config, _) = report::load(Purpose::Prepare, &args.run.settings, &[])?;
+    let (mut config, _) = inputs::load(Purpose::Prepare, &args.run.words(), &[])?;
     if config.data.data_cache_dir.is_none() && config.output.output_dir.as_os_str().is_empty() {
         return Err(Box::new(NoFolder));
     }

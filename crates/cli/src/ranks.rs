@@ -15,6 +15,7 @@ use lockstep_launch::{
 
 use crate::args;
 use crate::gpu;
+use crate::inputs;
 use crate::report::{self, Failure};
 use crate::reporter::Reporter;
 use lockstep_engine::Comms;
@@ -118,7 +119,7 @@ pub(crate) fn load(
     if variable(names::LAUNCHER_PID).is_none() {
         check_world(settings, world)?;
     }
-    let (mut config, text) = report::load(purpose, settings, &extra)?;
+    let (mut config, text) = inputs::load(purpose, settings, &extra)?;
     use_cores(&mut config, world);
     Ok((config, text))
 }
@@ -191,7 +192,7 @@ pub(crate) fn agree_on_restart_point(
 /// Checks the configured world against that of a foreign launcher. With our own launcher, flags take precedence.
 fn check_world(settings: &[String], world: &World) -> Result<(), Failure> {
     // A configuration with only `world_size` does not load without the launcher's numbers.
-    let Ok((config, _)) = report::load(Purpose::Plan, settings, &[]) else { return Ok(()) };
+    let Ok((config, _)) = inputs::load(Purpose::Plan, settings, &[]) else { return Ok(()) };
     let plan = &config.plan;
     let facts = [
         ("nodes", plan.nodes, "WORLD_SIZE / LOCAL_WORLD_SIZE", world.nodes()),

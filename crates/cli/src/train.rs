@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use lockstep_config::{Purpose, RunConfig};
+use lockstep_config::{Purpose, RunConfig, StrategyName};
 use lockstep_core::{Elems, Rank, panics};
 use lockstep_data::Stats;
 use lockstep_launch::{LaunchError, STOPPED, Session, World};
@@ -14,9 +14,10 @@ use lockstep_train::{PreparedRun, TrainOutcome};
 
 use crate::args::Train;
 use crate::hub::Need;
+use crate::plan::PlanSubject;
 use crate::report::{self, Bug, Failure};
 use crate::stop::Stopper;
-use crate::{dry_run, gpu, host, hub, launch, ranks};
+use crate::{dry_run, foreign_launch, gpu, host, hub, inputs, launch, ranks};
 
 pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
     if args.dry_run {
@@ -25,11 +26,12 @@ pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
     if args.launch.starts_ranks() {
         launch::check_not_a_rank()?;
     }
+    foreign_launch::use_variables(inputs::line_variables(&args.run.words())?)?;
     match ranks::world(args.local_rank).map_err(launch_failed)? {
         Some(world) if world.world_size > 1 => as_rank(args, &world),
         Some(world) => {
             let stopper = Stopper::listen(args.launch.grace, Some(&world))?;
-            let (mut config, mut text) = ranks::load(Purpose::Train, &args.run.settings, &world)?;
+            let (mut config, mut text) = ranks::load(Purpose::Train, &args.run.words(), &world)?;
             if world.restart > 0 {
                 ranks::apply_restart_point(ranks::restart_point(&config), &mut config, &mut text);
             }
@@ -48,24 +50,28 @@ pub(crate) fn world_settings(args: &Train) -> Result<Vec<String>, Failure> {
 /// Trains in this process if one rank is enough, and starts ranks otherwise. Configuration errors are reported here,
 /// once, and not by every rank.
 fn start(args: &Train) -> Result<ExitCode, Failure> {
-    let settings = &args.run.settings;
-    let (config, text) = report::load(Purpose::Train, settings, &world_settings(args)?)?;
-    if config.plan.world_size() == 1 && !args.launch.supervises() {
-        return alone(&config, &text, &Stopper::listen(args.launch.grace, None)?);
+    let words = args.run.words();
+    let (inputs, settings) = foreign_launch::read(&words, &world_settings(args)?)?;
+    let (config, text) = inputs.load(Purpose::Train)?;
+    let flags = foreign_launch::filled(&args.launch, &settings)?;
+    foreign_launch::use_gpus(&settings, config.device.kind)?;
+    if config.plan.world_size() == 1 && !flags.supervises() {
+        return alone(&config, &text, &Stopper::listen(flags.grace, None)?);
     }
-    launch::start(&args.launch, &config, &["train", &format!("--grace={}", args.launch.grace)], settings)
+    launch::start(&flags, &config, &["train", &format!("--grace={}", flags.grace)], &words)
 }
 
 pub(crate) fn alone(config: &RunConfig, text: &str, stopper: &Stopper) -> Result<ExitCode, Failure> {
     let (mut config, mut text) = (config.clone(), text.to_owned());
     hub::provide(&mut config, &mut text, Need::Train)?;
+    choose_strategy(&mut config)?;
     train(&config, &text, None, stopper)
 }
 
 /// Trains as one of several ranks. Once it has joined, the other ranks learn how it ends.
 fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
     let stopper = Stopper::listen(args.launch.grace, Some(world))?;
-    let (mut config, mut text) = ranks::load(Purpose::Train, &args.run.settings, world)?;
+    let (mut config, mut text) = ranks::load(Purpose::Train, &args.run.words(), world)?;
     let mut session = match ranks::join_world(world, &text, args.launch.join_timeout) {
         Ok(session) => session,
         Err(error) => return Ok(ExitCode::from(ranks::report_abort(&error, world))),
@@ -74,7 +80,8 @@ fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
         .notify_through(&session)
         .and_then(|()| ranks::agree_on_restart_point(&mut session, &mut config, &mut text))
         .map_err(launch_failed)
-        .and_then(|()| hub::provide_to_ranks(&mut session, &mut config, &mut text));
+        .and_then(|()| hub::provide_to_ranks(&mut session, &mut config, &mut text))
+        .and_then(|()| choose_strategy(&mut config));
     let trained = prepared.and_then(|()| guarded(|| train(&config, &text, Some(&mut session), &stopper)));
     let code = match trained {
         Ok(code) => code,
@@ -84,6 +91,19 @@ fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
         Ok(()) => Ok(code),
         Err(error) => Ok(ExitCode::from(ranks::report_abort(&error, world))),
     }
+}
+
+/// Resolves the strategy `auto` with the cost model, and notes the reason. All ranks have the same configuration and
+/// hardware, so they choose the same; the plan, on which they agree later, depends on it.
+fn choose_strategy(config: &mut RunConfig) -> Result<(), Failure> {
+    // On one rank all strategies are the same.
+    if config.plan.strategy != StrategyName::Auto || config.plan.world_size() == 1 {
+        return Ok(());
+    }
+    if let Some(choice) = PlanSubject::of(config, None)?.choose_strategy(config)? {
+        config.notes.push(format!("strategy {}, chosen automatically. {}", choice.strategy, choice.reason));
+    }
+    Ok(())
 }
 
 /// Turns a panic into a failure, so that the other ranks are notified at once, with the reason.

@@ -135,10 +135,10 @@ fn config_that_is_not_text() {
 }
 
 #[test]
-fn two_config_files() {
-    assert_snapshot!(refused(&["learning_rate"], 64), @r"
-    error: two configuration files were given: run.yaml and learning_rate
-    hint: give one file, and override its keys with key=value.
+fn a_setting_without_a_value() {
+    assert_snapshot!(refused(&["learning_rate"], 66), @r"
+    error: configuration file learning_rate does not exist
+    hint: give the path of a YAML or JSON file, or settings as key=value.
     ");
 }
 
@@ -250,7 +250,7 @@ fn usage() {
     error: the following required arguments were not provided:
       <CONFIG | KEY=VALUE>...
 
-    Usage: lockstep train <CONFIG | KEY=VALUE>...
+    Usage: lockstep train <CONFIG | KEY=VALUE>... [-- <LAUNCH LINE>...]
 
     For more information, try '--help'.
     ");

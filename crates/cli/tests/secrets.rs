@@ -72,7 +72,8 @@ fn a_secret_on_the_command_line_is_refused_without_it() {
         (vec!["training.hub_token=SECRET"], 64),
         (vec!["training={hub_token: SECRET}"], 64),
         (vec!["training={sede: 3, token: SECRET}"], 64),
-        (vec!["hub_token: SECRET"], 64),
+        // Not a setting, so the name of a file.
+        (vec!["hub_token: SECRET"], 66),
         (vec!["hub_token=[SECRET"], 64),
     ] {
         let typed: Vec<String> = typed.iter().map(|arg| arg.replace("SECRET", SECRET)).collect();

@@ -44,6 +44,11 @@ pub(crate) struct Ran {
     pub(crate) stderr: String,
 }
 
+/// What `plan` prints below the table of strategies, whose times depend on the machine.
+pub(crate) fn below_the_strategies(plan: &str) -> &str {
+    &plan[plan.find("\npolicy ").map_or(0, |at| at + 1)..]
+}
+
 impl Folder {
     pub(crate) fn new(config: &str) -> Folder {
         let folder = Folder { temp: tempfile::tempdir().unwrap() };

@@ -17,6 +17,7 @@ use std::fmt;
 use lockstep_core::{Fault, FaultClass};
 
 use crate::origin::{Origin, printable};
+use crate::references::FileRole;
 use crate::sections::AlgorithmName;
 
 /// What is wrong.
@@ -50,6 +51,9 @@ pub enum Problem {
     /// A value of another trainer.
     #[error("`{key}: {}` is not implemented yet", printable(.value))]
     ValueNotImplemented { key: &'static str, value: String, instead: &'static str },
+    /// A value of another trainer's key.
+    #[error("`{key}: {}` is not implemented", printable(.value))]
+    PeerValueNotImplemented { key: String, value: String, instead: &'static str },
     /// A key without a value.
     #[error("`{key}` has no value")]
     Empty { key: String, default: &'static str },
@@ -83,6 +87,32 @@ pub enum Problem {
     /// A required key.
     #[error("`{key}` is missing: {what}")]
     Missing { key: &'static str, what: &'static str },
+    /// A total batch that is not the product of its factors.
+    #[error(
+        "`train_batch_size` is {total}, but {micro} rows x {accumulation} micro-batch{} x {world} rank{} are {}",
+        if *.accumulation == 1 { "" } else { "es" },
+        if *.world == 1 { "" } else { "s" },
+        .micro.saturating_mul(*.accumulation).saturating_mul(*.world)
+    )]
+    BatchProduct { total: u64, micro: u64, accumulation: u64, world: u64 },
+    /// A total batch that cannot be divided.
+    #[error("`train_batch_size` of {total} is not divisible by {divisor} ({factors})")]
+    BatchNotDivisible { total: u64, divisor: u64, factors: String },
+    /// A file that the configuration refers to, whose text was not given.
+    #[error("the file `{}` was not found", printable(.path))]
+    FileNotGiven { path: String, role: FileRole },
+    /// A flag that the program of a launch line does not have.
+    #[error("unknown flag `{}` of {program}", printable(.flag))]
+    UnknownFlag { flag: String, program: &'static str, closest: Option<String> },
+    /// A flag of another launcher.
+    #[error("`{}` of {program} is not implemented", printable(.flag))]
+    FlagNotImplemented { flag: String, program: &'static str, instead: &'static str },
+    /// A flag without its value.
+    #[error("`{}` needs a value", printable(.flag))]
+    FlagWithoutValue { flag: String },
+    /// A command line that starts no training.
+    #[error("{what}")]
+    NotALaunchLine { what: String, hint: &'static str },
 }
 
 impl Problem {
@@ -113,6 +143,33 @@ impl Problem {
             Problem::OptionMissing { example, .. } => Some(format!("write `{example}`, for example.")),
             Problem::Empty { default, .. } => Some(format!("remove the line to use the default, {default}.")),
             Problem::Repeated { .. } => Some("keep one of the two lines.".into()),
+            Problem::BatchProduct { total, micro, accumulation, world } => {
+                let per_micro_batch = micro.saturating_mul(*world);
+                let product = per_micro_batch.saturating_mul(*accumulation);
+                Some(match total % per_micro_batch {
+                    0 => format!(
+                        "set `train_batch_size` to {product}, or `gradient_accumulation_steps` to {}.",
+                        total / per_micro_batch
+                    ),
+                    _ => format!("set `train_batch_size` to {product}, or remove it."),
+                })
+            }
+            Problem::BatchNotDivisible { total, divisor, .. } => {
+                let below = total / divisor * divisor;
+                let above = below + divisor;
+                Some(match below {
+                    0 => format!("set it to {above}, for example."),
+                    _ => format!("set it to {below} or {above}, for example."),
+                })
+            }
+            Problem::FileNotGiven { role, .. } => Some(format!("give it as well: {role}.")),
+            Problem::UnknownFlag { closest: Some(closest), .. } => Some(format!("did you mean `{closest}`?")),
+            Problem::FlagNotImplemented { instead, .. }
+            | Problem::PeerValueNotImplemented { instead, .. } => {
+                (!instead.is_empty()).then(|| (*instead).to_owned())
+            }
+            Problem::FlagWithoutValue { .. } => Some("write the value after it.".into()),
+            Problem::NotALaunchLine { hint, .. } => Some((*hint).to_owned()),
             Problem::NotAnOverride { .. } => Some("write `learning_rate=1e-4`, for example.".into()),
             _ => None,
         }
@@ -147,6 +204,8 @@ pub(crate) struct Excerpt {
 pub(crate) struct Position {
     pub(crate) origin: Origin,
     pub(crate) excerpt: Option<Excerpt>,
+    /// The index of the file.
+    pub(crate) file: Option<usize>,
 }
 
 impl Excerpt {
@@ -189,13 +248,22 @@ impl fmt::Display for ConfigError {
             Some(origin) => write!(f, "{origin}: {}", self.problem)?,
             None => write!(f, "{}", self.problem)?,
         }
-        let mut excerpts: Vec<&Excerpt> = self.places.iter().filter_map(|p| p.excerpt.as_ref()).collect();
-        excerpts.sort_by_key(|e| e.line);
-        let gutter = excerpts.iter().map(|e| e.line.to_string().len()).max().unwrap_or(0);
-        for (idx, Excerpt { line, text, skip, width }) in excerpts.into_iter().enumerate() {
-            if idx == 0 {
-                write!(f, "\n{:gutter$} |", "")?;
+        let mut excerpts: Vec<(&Position, &Excerpt)> =
+            self.places.iter().filter_map(|p| p.excerpt.as_ref().map(|e| (p, e))).collect();
+        // The file of the first position comes first; within a file, in the order of lines.
+        let first = excerpts.first().map(|(p, _)| p.file);
+        excerpts.sort_by_key(|(p, e)| (Some(p.file) != first, p.file, e.line));
+        let gutter = excerpts.iter().map(|(_, e)| e.line.to_string().len()).max().unwrap_or(0);
+        let mut file = None;
+        for (position, Excerpt { line, text, skip, width }) in excerpts {
+            match file {
+                None => write!(f, "\n{:gutter$} |", "")?,
+                Some(above) if above != position.file => {
+                    write!(f, "\n{:gutter$} ::: {}", "", position.origin)?
+                }
+                Some(_) => {}
             }
+            file = Some(position.file);
             write!(f, "\n{line:gutter$} | {text}\n{:gutter$} | {:skip$}{:^<width$}", "", "", "")?;
         }
         match self.problem.hint() {

@@ -217,6 +217,7 @@ keys! {
 
     Batch Exact "per_device_train_batch_size" ["dataloader.batch_size"] = "8", "Rows per rank in one micro-batch.";
     Batch Exact "gradient_accumulation_steps" = "1", "Micro-batches per optimizer step.";
+    Batch Exact "train_batch_size" ["train_batch"] = "null", "Rows of one optimizer step over all ranks: `per_device_train_batch_size` times `gradient_accumulation_steps` times the number of ranks. Determines the one of the two that is not set; with neither, `gradient_accumulation_steps` is 1.";
     Batch Exact "max_steps" = "-1", "Number of optimizer steps. -1 uses `num_train_epochs`; 0 only writes the model folder.";
     Batch Exact "num_train_epochs" = "3.0", "Number of epochs, if `max_steps` is -1. May be a fraction.";
     Batch Exact "dataloader_drop_last" ["dataloader.drop_last"] = "false", "Drop the last, incomplete batch of an epoch.";
@@ -267,7 +268,7 @@ keys! {
     Plan Word "accumulation_order" = "auto", "Order in which gradients are summed: `local` (over micro-batches, then over ranks), `reduced` (over ranks, then over micro-batches) or `auto` (the default of the strategy).";
     Plan Exact "prefetch" = "1", "Number of units (transformer blocks) whose weights are gathered ahead.";
     Plan Exact "ddp_bucket_cap_mb" = "25", "Size of a gradient bucket in MiB, as in PyTorch DDP.";
-    Plan Exact "reduce_bucket_size" = "0", "Minimum number of elements of sharded gradients to reduce together. 0 reduces each unit separately.";
+    Plan Exact "reduce_bucket_size" = "0", "Minimum number of elements of sharded gradients to reduce together. 0 reduces each unit separately; `auto` is the square of the model's hidden size, as in transformers.";
     Plan Exact "allgather_bucket_size" = "0", "Minimum number of elements of updated weights to all-gather together (zero1, zero2). 0 gathers each unit separately.";
     Plan Map "offload_optimizer" = "none", "Where to store the optimizer state: `none` (on the device), `cpu` or `nvme`. `{device: cpu, ratio: 0.7}` offloads at least this fraction; without `ratio`, as little as `memory_budget_gib` allows, or everything without a budget.";
     Plan Map "offload_param" = "none", "Where to store the weights: `none` (on the device), `cpu` or `nvme`. `{device: cpu}` works too.";

@@ -14,6 +14,12 @@ pub enum Origin {
     Flag { text: String },
     /// Another key determines it.
     Derived { from: &'static str },
+    /// It is `auto` there: the rest of the configuration determines it.
+    Auto { at: Box<Origin> },
+    /// An environment variable.
+    Variable { name: String },
+    /// The default of the trainer that the launch line starts, such as `trl sft`, where it differs from ours.
+    PeerDefault { of: &'static str },
 }
 
 impl fmt::Display for Origin {
@@ -23,6 +29,9 @@ impl fmt::Display for Origin {
             Origin::File { name, line, column } => write!(f, "{}:{line}:{column}", printable(name)),
             Origin::Flag { text } => write!(f, "argument {}", printable(text)),
             Origin::Derived { from } => write!(f, "derived from {from}"),
+            Origin::Auto { at } => write!(f, "auto ({at})"),
+            Origin::Variable { name } => write!(f, "variable {}", printable(name)),
+            Origin::PeerDefault { of } => write!(f, "default of {of}"),
         }
     }
 }
@@ -55,6 +64,9 @@ mod tests {
         );
         assert_eq!(Origin::Default.to_string(), "default");
         assert_eq!(Origin::Derived { from: "seed" }.to_string(), "derived from seed");
+        assert_eq!(Origin::Auto { at: Box::new(file) }.to_string(), "auto (run.yaml:3:1)");
+        assert_eq!(Origin::Variable { name: "NCCL_TIMEOUT".into() }.to_string(), "variable NCCL_TIMEOUT");
+        assert_eq!(Origin::PeerDefault { of: "trl sft" }.to_string(), "default of trl sft");
     }
 
     #[test]

@@ -1,74 +1,28 @@
-//! The raw stage: combines the file and the overrides into one untyped value per key.
+//! The raw stage: combines files, the launch line and overrides into one untyped value per key.
 //!
-//! It recognizes keys in all their spellings (dashes, `training.`, dots, aliases), reports two spellings of a key that
-//! contradict each other, and replaces the file's values by overrides. The sections interpret the values.
+//! Each file is recognized by its content, and the keys of other trainers are translated to ours ([`crate::dialects`]).
+//! This stage knows all spellings of a key (dashes, `training.`, dots, aliases). [`crate::settle`] then reduces all
+//! values of a key to one, and the sections interpret them.
 
 use std::collections::BTreeMap;
 
 use lockstep_core::closest;
 
-use crate::error::{ConfigError, Excerpt, Position, Problem};
+use crate::dialects::{self, Dialect};
+use crate::error::{ConfigError, Problem};
 use crate::foreign;
 use crate::keys::{self, KEYS, Key, Kind};
+use crate::launch_settings::LaunchKey;
 use crate::origin::{Origin, printable};
+use crate::references::{self, Reference};
 use crate::secret;
+use crate::texts::{Inputs, Texts};
 use crate::value;
 use crate::yaml::{self, At, Entry, Flaw, Input, Node, Value};
-
-/// A text to read.
-#[derive(Clone, Copy, Debug)]
-pub struct Source<'a> {
-    /// The file's name as the user typed it.
-    pub name: &'a str,
-    pub text: &'a str,
-}
 
 /// The override that a command such as `lockstep dpo` stands for: `command=dpo`. It sets `algorithm`, and unlike other
 /// overrides it does not replace another value but contradicts it.
 pub const COMMAND_KEY: &str = "command";
-
-/// The texts, to describe positions in them.
-pub(crate) struct Texts<'a> {
-    pub(crate) file: Option<Source<'a>>,
-    pub(crate) overrides: &'a [String],
-    /// The file's text with secrets hidden. It has the same lines.
-    shown: String,
-}
-
-impl Texts<'_> {
-    pub(crate) fn origin(&self, at: At) -> Origin {
-        match (at.from, self.file) {
-            (Input::File, Some(file)) => {
-                Origin::File { name: file.name.to_owned(), line: at.line, column: at.column }
-            }
-            (Input::Flag(idx), _) => Origin::Flag { text: secret::redact_setting(&self.overrides[idx]) },
-            _ => Origin::Default,
-        }
-    }
-
-    pub(crate) fn place(&self, at: At) -> Position {
-        let excerpt = match (at.from, self.file) {
-            (Input::File, Some(file)) => self.excerpt(at, file.text),
-            _ => None,
-        };
-        Position { origin: self.origin(at), excerpt }
-    }
-
-    fn excerpt(&self, at: At, text: &str) -> Option<Excerpt> {
-        let line = |text: &'_ str| text.lines().nth(at.line as usize - 1).map(str::to_owned);
-        let (written, shown) = (line(text)?, line(&self.shown)?);
-        let same = written.chars().zip(shown.chars()).take_while(|(a, b)| a == b).count();
-        let column = at.column as usize;
-        // A hidden secret shifts the text after it, so count from the end there.
-        let column = if column <= same + 1 {
-            column
-        } else {
-            let from_end = (written.chars().count() + 1).saturating_sub(column);
-            (shown.chars().count() + 1).saturating_sub(from_end).max(same + 1)
-        };
-        Some(Excerpt::new(at.line, &shown, column as u32, at.width))
-    }
-}
 
 /// The value of a key as the user gave it.
 #[derive(Clone, Debug)]
@@ -78,65 +32,135 @@ pub(crate) struct Setting {
     pub(crate) key_at: At,
     pub(crate) node: Node,
     /// A part of a map, such as `model.hidden_size: 64`. It is merged into the map.
-    partial: bool,
+    pub(crate) partial: bool,
+    /// Any other source replaces it: DeepSpeed's `steps_per_print` is not the Trainer's `logging_steps`.
+    pub(crate) weak: bool,
+    /// The value in the words of the other trainer, if it was translated.
+    pub(crate) written: Option<String>,
+}
+
+impl Setting {
+    pub(crate) fn new(spelled: String, key_at: At, node: Node) -> Self {
+        Setting { spelled, key_at, node, partial: false, weak: false, written: None }
+    }
 }
 
 /// The given values, by canonical key.
 pub(crate) struct RawConfig<'a> {
     pub(crate) texts: Texts<'a>,
     pub(crate) given: BTreeMap<&'static str, Setting>,
+    /// Keys that a file leaves to the rest of the configuration with `auto`, and where.
+    pub(crate) autos: BTreeMap<&'static str, At>,
     pub(crate) notes: Vec<String>,
     pub(crate) errors: Vec<ConfigError>,
-    /// The file is not a map of keys, so that missing keys cannot be reported.
+    /// A file is not a map of keys, so that missing keys cannot be reported.
     pub(crate) unreadable: bool,
+    /// The dialect of each file.
+    pub(crate) dialects: Vec<Dialect>,
+    /// Files that files and the launch line refer to.
+    pub(crate) references: Vec<Reference>,
+    /// What the launcher needs to know, before it is reduced to one value each.
+    pub(crate) launch: Vec<(LaunchKey, Setting)>,
     /// All values of each key, before they are reduced to one.
-    all: Vec<(&'static Key, Setting)>,
+    pub(crate) all: Vec<(&'static Key, Setting)>,
 }
 
 impl<'a> RawConfig<'a> {
-    pub(crate) fn read(file: Option<Source<'a>>, overrides: &'a [String]) -> Self {
-        // A byte order mark is not part of the first line.
-        let file = file.map(|f| Source { text: f.text.strip_prefix('\u{feff}').unwrap_or(f.text), ..f });
-        let shown = file.map(|f| secret::redact(f.text)).unwrap_or_default();
-        let texts = Texts { file, overrides, shown };
+    pub(crate) fn read(inputs: &Inputs<'a>) -> Self {
         let mut raw = RawConfig {
-            texts,
+            texts: Texts::new(inputs),
             given: BTreeMap::new(),
+            autos: BTreeMap::new(),
             notes: Vec::new(),
             errors: Vec::new(),
             unreadable: false,
+            dialects: Vec::new(),
+            references: Vec::new(),
+            launch: Vec::new(),
             all: Vec::new(),
         };
-        if let Some(file) = file {
-            raw.read_file(file.text);
+        let roots = raw.parse_files();
+        raw.references = references::collect(inputs.launch_line, &roots);
+        raw.dialects = references::dialects(&raw.texts.files, &raw.references, &roots);
+        raw.require_references();
+        for (idx, entries) in roots.into_iter().enumerate() {
+            match raw.dialects[idx] {
+                Dialect::Lockstep => entries.into_iter().for_each(|e| raw.absorb("", e)),
+                Dialect::DeepSpeed => dialects::deepspeed::translate(&mut raw, "", entries),
+                Dialect::Accelerate => dialects::accelerate::translate(&mut raw, entries),
+            }
         }
-        for (idx, text) in overrides.iter().enumerate() {
+        raw.read_launch_line();
+        crate::variables::read_all(&mut raw);
+        for (idx, text) in inputs.overrides.iter().enumerate() {
             raw.read_override(text, idx);
         }
-        for key in KEYS {
-            raw.settle(key);
-        }
+        raw.settle_all();
         raw
     }
 
-    fn fail(&mut self, problem: Problem, at: At) {
-        self.errors.push(ConfigError::new(problem, vec![self.texts.place(at)]));
+    /// The entries of each file; none for a file without a map.
+    fn parse_files(&mut self) -> Vec<Vec<Entry>> {
+        let texts: Vec<&str> = self.texts.files.iter().map(|f| f.text).collect();
+        texts.into_iter().enumerate().map(|(idx, text)| self.parse_file(text, idx)).collect()
     }
 
-    fn read_file(&mut self, text: &str) {
-        let (root, flaws) = yaml::parse(text, Input::File);
-        self.unreadable = root.is_none() && !flaws.is_empty();
+    fn parse_file(&mut self, text: &str, idx: usize) -> Vec<Entry> {
+        let (root, flaws) = yaml::parse(text, Input::File(idx));
+        self.unreadable |= root.is_none() && !flaws.is_empty();
         self.flaws(flaws);
         match root.map(|node| (node.at, node.value)) {
-            None => {}
-            Some((_, Value::Map(entries))) => entries.into_iter().for_each(|e| self.absorb("", e)),
-            Some((_, Value::Scalar { text, plain: true })) if value::is_null(&text) => {}
+            None => Vec::new(),
+            Some((_, Value::Map(entries))) => entries,
+            Some((_, Value::Scalar { text, plain: true })) if value::is_null(&text) => Vec::new(),
             Some((at, other)) => {
                 let found = value::describe(&other);
                 let key = "the file".to_owned();
                 self.unreadable = true;
                 self.fail(Problem::WrongType { key, expected: "lines of `key: value`", found }, at);
+                Vec::new()
             }
+        }
+    }
+
+    /// Reports files whose text was not given.
+    fn require_references(&mut self) {
+        let missing: Vec<Reference> = self
+            .references
+            .iter()
+            .filter(|reference| !references::is_given(&self.texts.files, &reference.path))
+            .cloned()
+            .collect();
+        for Reference { path, role, at, .. } in missing {
+            self.fail(Problem::FileNotGiven { path, role }, at);
+        }
+    }
+
+    pub(crate) fn fail(&mut self, problem: Problem, at: At) {
+        self.errors.push(ConfigError::new(problem, vec![self.texts.place(at)]));
+    }
+
+    fn read_launch_line(&mut self) {
+        let Some(line) = self.texts.launch_line else { return };
+        for (idx, flag) in line.flags.iter().enumerate() {
+            let at = At { from: Input::Line(idx), line: 1, column: 1, width: 1 };
+            let node = flag.node(at);
+            match flag.target {
+                crate::launch_line::Target::Launch(key) => {
+                    self.launch.push((key, Setting::new(flag.name.clone(), at, node)));
+                }
+                crate::launch_line::Target::Key => {
+                    self.absorb("", Entry { key: flag.key.clone(), key_at: at, node });
+                }
+                // It is a source of its own.
+                crate::launch_line::Target::File(_) => {}
+                crate::launch_line::Target::Inert(why) => self.no_effect(&flag.name, at, why),
+            }
+        }
+        for (key, text) in line.program.defaults() {
+            let at = At { from: Input::PeerDefault(line.program.name()), line: 1, column: 1, width: 1 };
+            let node = Node { value: Value::Scalar { text: (*text).to_owned(), plain: true }, at };
+            self.all.push((keys::key(key), Setting::new((*key).to_owned(), at, node)));
         }
     }
 
@@ -152,8 +176,7 @@ impl<'a> RawConfig<'a> {
         let empty = Node { value: Value::Scalar { text: String::new(), plain: true }, at };
         let node = node.unwrap_or(empty);
         if key == COMMAND_KEY {
-            let spelled = key.to_owned();
-            self.all.push((keys::key("algorithm"), Setting { spelled, key_at: at, node, partial: false }));
+            self.all.push((keys::key("algorithm"), Setting::new(key.to_owned(), at, node)));
             return;
         }
         self.absorb("", Entry { key: key.trim().to_owned(), key_at: at, node });
@@ -177,16 +200,17 @@ impl<'a> RawConfig<'a> {
     }
 
     /// Takes one entry of a map below `prefix`, which is empty or ends with a dot.
-    fn absorb(&mut self, prefix: &str, entry: Entry) {
-        let Entry { key, key_at, node } = entry;
-        let spelled = format!("{prefix}{key}");
+    pub(crate) fn absorb(&mut self, prefix: &str, entry: Entry) {
+        let spelled = format!("{prefix}{}", entry.key);
         let name = spelled.replace('-', "_");
         let name = name.strip_prefix("training.").unwrap_or(&name);
+        let Some(entry) = dialects::guides::absorb(self, name, &spelled, entry) else { return };
+        let Entry { key_at, node, .. } = entry;
         if let Some(key) = keys::find(name) {
-            self.all.push((key, Setting { spelled, key_at, node, partial: false }));
+            self.all.push((key, Setting::new(spelled, key_at, node)));
         } else if let Some((key, part)) = part_of_map(name, &spelled) {
             let node = wrap(part, key_at, node);
-            self.all.push((key, Setting { spelled, key_at, node, partial: true }));
+            self.all.push((key, Setting { partial: true, ..Setting::new(spelled, key_at, node) }));
         } else if let Some(inert) = foreign::inert(name) {
             self.inert(inert, spelled, key_at, &node);
         } else if let Some((_, instead)) = foreign::refused(name) {
@@ -214,18 +238,8 @@ impl<'a> RawConfig<'a> {
     }
 
     fn inert(&mut self, inert: &'static foreign::Inert, spelled: String, key_at: At, node: &Node) {
-        let harmless = match &node.value {
-            _ if inert.only.is_empty() => true,
-            Value::Scalar { text, plain } => {
-                (*plain && value::is_null(text)) || inert.only.contains(&text.to_lowercase().as_str())
-            }
-            Value::Seq(items) => items.is_empty(),
-            Value::Map(_) => false,
-        };
-        if harmless {
-            let origin = self.texts.origin(key_at);
-            let why = inert.why;
-            self.notes.push(format!("`{}` ({origin}) has no effect here: {why}", printable(&spelled)));
+        if is_harmless(inert.only, node) {
+            self.no_effect(&spelled, key_at, inert.why);
         } else {
             let value = value::brief(node);
             let problem = Problem::ValueNotImplemented { key: inert.names[0], value, instead: inert.instead };
@@ -233,85 +247,29 @@ impl<'a> RawConfig<'a> {
         }
     }
 
-    /// Reduces all values of `key` to one. Overrides take precedence over the file, and the last of several overrides
-    /// with the same spelling counts. Different spellings must agree.
-    fn settle(&mut self, key: &'static Key) {
-        if key.name == "algorithm" {
-            self.settle_command();
-        }
-        let of_key = self.all.iter().filter(|(k, _)| k.name == key.name).map(|(_, given)| given.clone());
-        let (file, flags): (Vec<_>, Vec<_>) = of_key.partition(|g| g.key_at.from == Input::File);
-        let flags = flags.into_iter().fold(Vec::new(), |mut kept: Vec<Setting>, flag| {
-            kept.retain(|k| k.spelled != flag.spelled);
-            kept.push(flag);
-            kept
-        });
-        let file = self.agree(key, file);
-        let flags_joined = self.agree(key, flags);
-        let result = match (file, flags_joined) {
-            (Some(mut file), Some(flag)) if flag.partial => {
-                match (&mut file.node.value, &flag.node.value) {
-                    (Value::Map(base), Value::Map(over)) => overlay(base, over),
-                    // A part of a map cannot be merged into a word such as `15m`.
-                    _ => {
-                        let why = "a part can only be set in a map; give the whole map, or remove one.";
-                        self.errors.push(conflict(&self.texts, &file, &flag, why));
-                    }
-                }
-                Some(Setting { node: file.node, ..flag })
+    /// Notes that a key has no effect.
+    pub(crate) fn no_effect(&mut self, spelled: &str, key_at: At, why: &str) {
+        let note = match self.texts.origin(key_at) {
+            // The flag itself is the origin.
+            Origin::Flag { text } if text.starts_with('-') => {
+                format!("`{}` has no effect here: {why}", printable(&text))
             }
-            (file, flag) => flag.or(file),
+            origin => format!("`{}` ({origin}) has no effect here: {why}", printable(spelled)),
         };
-        if let Some(given) = result {
-            self.given.insert(key.name, given);
-        }
-    }
-
-    /// Reports values of `algorithm` that contradict the command, and removes them.
-    fn settle_command(&mut self) {
-        let is_command = |given: &Setting| given.spelled == COMMAND_KEY;
-        let of_key = || self.all.iter().filter(|(key, _)| key.name == "algorithm").map(|(_, given)| given);
-        let Some(command) = of_key().find(|given| is_command(given)).cloned() else { return };
-        let others: Vec<Setting> = of_key().filter(|given| !is_command(given)).cloned().collect();
-        for other in others.iter().filter(|other| !other.node.is_null()) {
-            if !value::same(&other.node, &command.node, true) {
-                let (algorithm, command) = (value::brief(&other.node), value::brief(&command.node));
-                self.fail(Problem::OtherCommand { algorithm, command }, other.node.at);
-            }
-        }
-        self.all.retain(|(key, given)| key.name != "algorithm" || is_command(given));
-    }
-
-    /// Checks that several values are equal and returns one of them. Parts of a map are merged.
-    fn agree(&mut self, key: &'static Key, several: Vec<Setting>) -> Option<Setting> {
-        let mut several = several.into_iter();
-        let mut first = several.next()?;
-        for next in several {
-            let partial = first.partial || next.partial;
-            if let (Value::Map(a), Value::Map(b)) = (&mut first.node.value, &next.node.value)
-                && partial
-                && disjoint(a, b)
-            {
-                overlay(a, b);
-                first.partial &= next.partial;
-            } else if !value::same(&first.node, &next.node, key.kind == Kind::Word) {
-                let why = "they are two spellings of one setting; keep one.";
-                self.errors.push(conflict(&self.texts, &first, &next, why));
-            }
-        }
-        Some(first)
+        self.notes.push(note);
     }
 }
 
-/// The error that two values contradict each other.
-pub(crate) fn conflict(texts: &Texts<'_>, a: &Setting, b: &Setting, why: &'static str) -> ConfigError {
-    let describe = |g: &Setting| match (printable(&g.spelled), g.partial) {
-        (spelled, true) => format!("`{spelled}`"),
-        (spelled, false) => format!("`{spelled}: {}`", value::brief(&g.node)),
-    };
-    let problem =
-        Problem::Conflict { first: describe(a), second: describe(b), at: texts.origin(b.key_at), why };
-    ConfigError::new(problem, vec![texts.place(a.key_at), texts.place(b.key_at)])
+/// Whether a key with this value has no effect. `only`: the values without effect; empty if there are no others.
+pub(crate) fn is_harmless(only: &[&str], node: &Node) -> bool {
+    match &node.value {
+        _ if only.is_empty() => true,
+        Value::Scalar { text, plain } => {
+            (*plain && value::is_null(text)) || only.contains(&text.to_lowercase().as_str())
+        }
+        Value::Seq(items) => items.is_empty(),
+        Value::Map(_) => false,
+    }
 }
 
 /// For `model.hidden_size`: the key `model`, and the part as it is spelled after the dot.
@@ -321,33 +279,11 @@ fn part_of_map<'s>(name: &str, spelled: &'s str) -> Option<(&'static Key, &'s st
     Some((key, &spelled[spelled.len() - tail.len()..]))
 }
 
-fn wrap(part: &str, key_at: At, node: Node) -> Node {
+/// A map with `node` under the path `part`.
+pub(crate) fn wrap(part: &str, key_at: At, node: Node) -> Node {
     part.rsplit('.').fold(node, |node, key| Node {
         value: Value::Map(vec![Entry { key: key.to_owned(), key_at, node }]),
         at: key_at,
-    })
-}
-
-/// Merges `over` into `base`, including nested maps.
-fn overlay(base: &mut Vec<Entry>, over: &[Entry]) {
-    for entry in over {
-        match base.iter_mut().find(|b| b.key == entry.key) {
-            None => base.push(entry.clone()),
-            Some(below) => match (&mut below.node.value, &entry.node.value) {
-                (Value::Map(a), Value::Map(b)) => overlay(a, b),
-                _ => *below = entry.clone(),
-            },
-        }
-    }
-}
-
-/// Whether no key is set in both maps.
-fn disjoint(a: &[Entry], b: &[Entry]) -> bool {
-    a.iter().all(|x| {
-        b.iter().filter(|y| y.key == x.key).all(|y| match (&x.node.value, &y.node.value) {
-            (Value::Map(a), Value::Map(b)) => disjoint(a, b),
-            _ => false,
-        })
     })
 }
 

@@ -11,8 +11,9 @@ use std::path::PathBuf;
 use crate::error::{ConfigError, Problem};
 use crate::keys;
 use crate::origin::Origin;
-use crate::raw::{RawConfig, Setting, conflict};
+use crate::raw::{RawConfig, Setting};
 use crate::sections::AlgorithmName;
+use crate::settle::conflict;
 use crate::value::{self, fold};
 use crate::yaml::{self, At, Input, Node, Value};
 
@@ -20,6 +21,16 @@ pub(crate) struct Reader<'a> {
     raw: RawConfig<'a>,
     algorithm: AlgorithmName,
     pub(crate) origins: BTreeMap<&'static str, Origin>,
+}
+
+/// What a reader has collected.
+pub(crate) struct Finished {
+    pub(crate) errors: Vec<ConfigError>,
+    pub(crate) notes: Vec<String>,
+    pub(crate) origins: BTreeMap<&'static str, Origin>,
+    /// The values that are given and in use, and where each came from.
+    pub(crate) given: BTreeMap<&'static str, Setting>,
+    pub(crate) given_origins: BTreeMap<&'static str, String>,
 }
 
 /// Values of other trainers that are not implemented yet, and what to use instead.
@@ -40,18 +51,21 @@ impl<'a> Reader<'a> {
         self.algorithm
     }
 
-    /// Errors in the order of the texts, and notes.
-    pub(crate) fn finish(self) -> (Vec<ConfigError>, Vec<String>, BTreeMap<&'static str, Origin>) {
+    /// Everything that was collected; errors in the order of the texts.
+    pub(crate) fn finish(self) -> Finished {
         let mut errors = self.raw.errors;
         let rank = |e: &ConfigError| match e.origin() {
-            Some(Origin::File { line, column, .. }) => (0, *line, *column),
-            Some(_) => (1, 0, 0),
-            None => (2, 0, 0),
+            Some(Origin::File { line, column, .. }) => (0, e.places[0].file, *line, *column),
+            Some(_) => (1, None, 0, 0),
+            None => (2, None, 0, 0),
         };
         errors.sort_by_key(rank);
         // A key that is read twice reports its error twice.
         errors.dedup();
-        (errors, self.raw.notes, self.origins)
+        let given = self.raw.given;
+        let origin = |given: &Setting| self.raw.texts.origin(given.key_at).to_string();
+        let given_origins = given.iter().map(|(key, given)| (*key, origin(given))).collect();
+        Finished { errors, notes: self.raw.notes, origins: self.origins, given, given_origins }
     }
 
     pub(crate) fn note(&mut self, text: String) {
@@ -65,7 +79,8 @@ impl<'a> Reader<'a> {
             return None;
         }
         let given = self.raw.given.get(key).cloned();
-        let origin = given.as_ref().map_or(Origin::Default, |g| self.raw.texts.origin(g.key_at));
+        let auto = self.raw.autos.get(key).map_or(Origin::Default, |at| self.raw.texts.auto(*at));
+        let origin = given.as_ref().map_or(auto, |g| self.raw.texts.origin(g.key_at));
         self.origins.insert(key, origin);
         let default = keys::key(key).default_for(self.algorithm);
         let given = given?;
@@ -107,13 +122,16 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// For keys that exclude each other: one on the command line replaces those in the file.
+    /// For keys that exclude each other: one on the command line replaces those in files.
     pub(crate) fn prefer_flags(&mut self, rivals: &[&'static str]) {
-        let is_flag = |g: &Setting| matches!(g.key_at.from, Input::Flag(_));
         let given = &mut self.raw.given;
-        if rivals.iter().any(|key| given.get(key).is_some_and(is_flag)) {
-            given.retain(|key, g| is_flag(g) || !rivals.contains(key));
-        }
+        let level = |g: &Setting| match g.key_at.from {
+            // DeepSpeed files must agree with the flags of a launch line, so files stay.
+            Input::Line(_) => Input::File(0).level(),
+            from => from.level(),
+        };
+        let highest = rivals.iter().filter_map(|key| given.get(key).map(level)).max();
+        given.retain(|key, g| Some(level(g)) >= highest || !rivals.contains(key));
     }
 
     pub(crate) fn fail(&mut self, problem: Problem, at: At) {
@@ -134,8 +152,8 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn conflict(&mut self, a: &Setting, b: &Setting, why: &'static str) {
-        // In the order of the file, then of the overrides.
-        let place = |g: &Setting| (g.key_at.from != Input::File, g.key_at.line);
+        // In the order of the files, then of the overrides.
+        let place = |g: &Setting| (g.key_at.from.level(), g.key_at.from.file(), g.key_at.line);
         let (first, second) = if place(a) <= place(b) { (a, b) } else { (b, a) };
         let error = conflict(&self.raw.texts, first, second, why);
         self.raw.errors.push(error);

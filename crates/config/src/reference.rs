@@ -7,33 +7,35 @@ use crate::foreign::{INERT, REFUSED};
 use crate::keys::{KEYS, Key, Section};
 use crate::sections::AlgorithmName;
 
+/// The sections of the page with their titles, in order.
+pub(crate) const SECTIONS: [(Section, &str); 16] = [
+    (Section::Model, "Model"),
+    (Section::Algorithm, "Algorithm"),
+    (Section::Data, "Data"),
+    (Section::Batch, "Batch"),
+    (Section::Optim, "Optimizer"),
+    (Section::Precision, "Precision"),
+    (Section::Device, "Device"),
+    (Section::Eval, "Evaluation"),
+    (Section::Plan, "Plan"),
+    (Section::Output, "Output"),
+    (Section::Preference, "Losses of reward models, DPO and GRPO"),
+    (Section::Reference, "Reference model"),
+    (Section::Generation, "Generation of completions (PPO, GRPO, RLOO)"),
+    (Section::Rewards, "Rewards"),
+    (Section::Groups, "GRPO and RLOO"),
+    (Section::Ppo, "PPO"),
+];
+
 /// The reference page of all keys, in Markdown.
 pub fn reference() -> String {
-    let sections = [
-        (Section::Model, "Model"),
-        (Section::Algorithm, "Algorithm"),
-        (Section::Data, "Data"),
-        (Section::Batch, "Batch"),
-        (Section::Optim, "Optimizer"),
-        (Section::Precision, "Precision"),
-        (Section::Device, "Device"),
-        (Section::Eval, "Evaluation"),
-        (Section::Plan, "Plan"),
-        (Section::Output, "Output"),
-        (Section::Preference, "Losses of reward models, DPO and GRPO"),
-        (Section::Reference, "Reference model"),
-        (Section::Generation, "Generation of completions (PPO, GRPO, RLOO)"),
-        (Section::Rewards, "Rewards"),
-        (Section::Groups, "GRPO and RLOO"),
-        (Section::Ppo, "PPO"),
-    ];
     let mut page = String::from(
         "# Configuration keys\n\n\
          Put keys at the top level of a YAML or JSON file, or under `training:`. Dashes are the same as\n\
          underscores, and `a.b: x` is the same as `a: {b: x}`. On the command line, `key=value` overrides\n\
          the file. Names follow Hugging Face's Trainer and TRL where they have one.\n",
     );
-    for (section, title) in sections {
+    for (section, title) in SECTIONS {
         let _ = write!(page, "\n## {title}\n\n| Key | Default | Description |\n|---|---|---|\n");
         for key in KEYS.iter().filter(|k| k.section == section) {
             let _ = write!(page, "| `{}` | {} | {}", key.name, default(key), key.doc);

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use crate::error::{ConfigError, ConfigErrors, Problem};
 use crate::origin::Origin;
-use crate::raw::RawConfig;
-use crate::reader::Reader;
+use crate::raw::{RawConfig, Setting};
+use crate::reader::{Finished, Reader};
 use crate::sections::{
     AlgorithmConfig, AlgorithmName, BatchConfig, DataConfig, DeviceConfig, EvalConfig, LrScaling,
-    ModelConfig, OptimConfig, OutputConfig, PlanConfig, Precision,
+    ModelConfig, ModelSource, OptimConfig, OutputConfig, PlanConfig, Precision,
 };
 use crate::settings;
 
@@ -81,7 +81,7 @@ impl RunConfig {
         }
     }
 
-    pub(crate) fn resolve(raw: RawConfig<'_>, purpose: Purpose) -> Result<Self, ConfigErrors> {
+    pub(crate) fn resolve(raw: RawConfig<'_>, purpose: Purpose) -> Result<Resolved, ConfigErrors> {
         if raw.unreadable {
             return Err(ConfigErrors(raw.errors));
         }
@@ -97,38 +97,52 @@ impl RunConfig {
         }
         let model = ModelConfig::read(&mut r);
         let data = DataConfig::read(&mut r, &model.source);
-        let batch = BatchConfig::read(&mut r);
+        let plan = PlanConfig::read(&mut r);
+        let batch = BatchConfig::read(&mut r, plan.world_size());
         let optim = OptimConfig::read(&mut r);
         let precision = Precision::read(&mut r);
         let device = DeviceConfig::read(&mut r);
         let eval = EvalConfig::read(&mut r, &precision);
-        let plan = PlanConfig::read(&mut r);
         let output = OutputConfig::read(&mut r);
         let algorithm = AlgorithmConfig::read(&mut r, &batch, plan.world_size());
         note_scaling(&mut r, &optim, plan.world_size());
         require(&mut r, purpose);
-        let (errors, notes, origins) = r.finish();
-        if errors.is_empty() {
-            Ok(RunConfig {
-                model,
-                algorithm,
-                data,
-                batch,
-                optim,
-                precision,
-                device,
-                eval,
-                plan,
-                output,
-                notes,
-                settings,
-                changed,
-                origins,
-            })
-        } else {
-            Err(ConfigErrors(errors))
+        let Finished { errors, notes, origins, given, given_origins } = r.finish();
+        if !errors.is_empty() {
+            return Err(ConfigErrors(errors));
         }
+        let mut config = RunConfig {
+            model,
+            algorithm,
+            data,
+            batch,
+            optim,
+            precision,
+            device,
+            eval,
+            plan,
+            output,
+            notes,
+            settings,
+            changed,
+            origins,
+        };
+        if let ModelSource::Explicit(keys) = &config.model.source
+            && let Some(hidden_size) = keys.get("hidden_size").and_then(serde_json::Value::as_u64)
+        {
+            config.resolve_auto_sizes(hidden_size);
+        }
+        Ok(Resolved { config, given, given_origins })
     }
+}
+
+/// A configuration with the values that it was resolved from.
+pub(crate) struct Resolved {
+    pub(crate) config: RunConfig,
+    /// The value of each key that is given and in use.
+    pub(crate) given: BTreeMap<&'static str, Setting>,
+    /// Where each of them came from.
+    pub(crate) given_origins: BTreeMap<&'static str, String>,
 }
 
 /// A missing key, and what to set.

@@ -285,7 +285,7 @@ fn after_brackets(text: &str, mut depth: usize) -> Result<usize, usize> {
 /// The words of all secret values, longest first. Empty if the text cannot be parsed.
 fn secret_words(text: &str) -> Vec<String> {
     let mut words = BTreeSet::new();
-    if let Some(root) = yaml::parse(text, Input::File).0 {
+    if let Some(root) = yaml::parse(text, Input::File(0)).0 {
         collect(&root, false, &mut words);
     }
     let mut words: Vec<String> = words.into_iter().collect();

@@ -86,7 +86,7 @@ pub(crate) fn changed(raw: &RawConfig<'_>, algorithm: AlgorithmName) -> Vec<(&'s
 }
 
 /// Writes `key: value`, with maps over several lines.
-fn write_yaml(out: &mut String, depth: usize, key: &str, node: &Node) {
+pub(crate) fn write_yaml(out: &mut String, depth: usize, key: &str, node: &Node) {
     out.push_str(&format!("{}{}:", "  ".repeat(depth), scalar(key, true)));
     match &node.value {
         Value::Map(entries) if !entries.is_empty() => {
@@ -103,7 +103,7 @@ fn write_yaml(out: &mut String, depth: usize, key: &str, node: &Node) {
 }
 
 /// A value on one line of YAML.
-fn inline(node: &Node) -> String {
+pub(crate) fn inline(node: &Node) -> String {
     match &node.value {
         Value::Scalar { text, plain } => scalar(text, *plain),
         Value::Seq(items) => format!("[{}]", items.iter().map(inline).collect::<Vec<_>>().join(", ")),

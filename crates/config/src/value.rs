@@ -143,7 +143,7 @@ mod tests {
     use crate::yaml::{Input, parse};
 
     fn node(text: &str) -> Node {
-        parse(text, Input::File).0.unwrap()
+        parse(text, Input::File(0)).0.unwrap()
     }
 
     #[test]

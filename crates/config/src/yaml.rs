@@ -17,14 +17,43 @@ pub const MAX_TEXT_BYTES: usize = 1 << 20;
 const MAX_DEPTH: usize = 32;
 const MAX_NODES: usize = 10_000;
 
-/// Which of the texts handed to `load` a node was read from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Which of the texts handed to `load` a node was read from. Later variants take precedence over earlier ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Input {
-    File,
-    /// Index into the overrides.
-    Flag(usize),
     /// The default text of a key.
     Default,
+    /// A default of the trainer that a launch line starts, such as `trl sft`.
+    PeerDefault(&'static str),
+    /// Index into the variables.
+    Variable(usize),
+    /// Index into the files.
+    File(usize),
+    /// Index into the flags of the launch line.
+    Line(usize),
+    /// Index into the overrides.
+    Flag(usize),
+}
+
+impl Input {
+    /// Inputs of the same level must agree with each other; a higher level replaces a lower one.
+    pub(crate) fn level(self) -> usize {
+        match self {
+            Input::Default => 0,
+            Input::PeerDefault(_) => 1,
+            Input::Variable(_) => 2,
+            Input::File(_) => 3,
+            Input::Line(_) => 4,
+            Input::Flag(_) => 5,
+        }
+    }
+
+    /// The index of the file.
+    pub(crate) fn file(self) -> Option<usize> {
+        match self {
+            Input::File(idx) => Some(idx),
+            _ => None,
+        }
+    }
 }
 
 /// A position in a text. Lines and columns count from 1, columns and width in characters.
@@ -261,7 +290,7 @@ mod tests {
     use super::*;
 
     fn root(text: &str) -> Node {
-        let (node, flaws) = parse(text, Input::File);
+        let (node, flaws) = parse(text, Input::File(0));
         assert_eq!(flaws, []);
         node.unwrap()
     }
@@ -309,16 +338,16 @@ mod tests {
             let row = [before.as_str(); 10].join(", ");
             text.push_str(&format!("a{i}: &a{i} [{row}]\n"));
         }
-        assert!(matches!(parse(&text, Input::File).1[..], [(Flaw::TooLarge(_), _)]));
+        assert!(matches!(parse(&text, Input::File(0)).1[..], [(Flaw::TooLarge(_), _)]));
         let deep = "[".repeat(5000);
-        assert_eq!(parse(&deep, Input::File).1.len(), 1);
+        assert_eq!(parse(&deep, Input::File(0)).1.len(), 1);
         let long = "a".repeat(MAX_TEXT_BYTES + 1);
-        assert!(matches!(parse(&long, Input::File).1[..], [(Flaw::TooLarge(_), _)]));
+        assert!(matches!(parse(&long, Input::File(0)).1[..], [(Flaw::TooLarge(_), _)]));
     }
 
     #[test]
     fn every_repeated_key_is_reported() {
-        let (node, flaws) = parse("a: 1\nb: 2\na: 3\nb: 4\n", Input::File);
+        let (node, flaws) = parse("a: 1\nb: 2\na: 3\nb: 4\n", Input::File(0));
         assert!(node.is_some());
         assert_eq!(flaws.len(), 2);
     }
@@ -326,9 +355,9 @@ mod tests {
     #[test]
     fn what_is_left_out_is_refused() {
         for text in ["a: 1\n---\nb: 2\n", "a: !x 1\n", "a: &a {b: 1}\nc: {<<: *a}\n", "? [a]\n: 1\n"] {
-            assert!(matches!(parse(text, Input::File).1[..], [(Flaw::Unsupported(_), _)]), "{text}");
+            assert!(matches!(parse(text, Input::File(0)).1[..], [(Flaw::Unsupported(_), _)]), "{text}");
         }
-        assert!(parse("", Input::File).0.is_none());
-        assert!(parse("# nothing\n", Input::File).0.is_none());
+        assert!(parse("", Input::File(0)).0.is_none());
+        assert!(parse("# nothing\n", Input::File(0)).0.is_none());
     }
 }

@@ -15,6 +15,7 @@ mod budget;
 mod buffer;
 mod builder;
 mod check;
+pub mod cost;
 mod generation;
 mod happens_before;
 mod input;
@@ -42,8 +43,8 @@ pub use memory::{MemoryPlan, last_uses, pack};
 pub use optimizer::{OptimizerSpec, OptimizerStateSpec};
 pub use print::{memory_table, operation_text, schedule_text};
 pub use resolve::{
-    DeviceMemory, Hardware, ModelNeeds, RunNeeds, bounds, budget, chosen_strategy, default_head_chunk_tokens,
-    optimizer_spec, resolve, sequence_bounds, storage,
+    DeviceMemory, Hardware, ModelNeeds, RunNeeds, bounds, budget, chosen_strategy, default_budget,
+    default_head_chunk_tokens, optimizer_spec, resolve, sequence_bounds, storage,
 };
 pub use run_plan::{Phase, PhaseKind, PlanData, PlanError, Residents, RunPlan, build};
 pub use schedule::{

@@ -249,7 +249,7 @@ pub fn chosen_strategy(config: &RunConfig, shape: &ModelShape) -> StrategyName {
 
 /// A rank's memory budget if none is configured: 97 % of a GPU's memory, because drivers need different amounts, or an
 /// equal part of 80 % of the host's. Free memory does not count: it differs between ranks, and their plans must not.
-fn default_budget(config: &RunConfig, device: DeviceMemory) -> Option<Bytes> {
+pub fn default_budget(config: &RunConfig, device: DeviceMemory) -> Option<Bytes> {
     let ranks = u64::from(config.plan.nproc_per_node);
     let (memory, percent, sharers) = match device {
         DeviceMemory::Gpu(memory) => (memory, 97, if config.device.share_gpus { ranks } else { 1 }),

@@ -56,8 +56,8 @@ pub use objective::{Metrics, Objective, StepCounts, coefficients_ahead, train_st
 pub use output_dir::{LockHolder, belongs_to};
 pub use selftest::selftest_steps;
 pub use setup::{
-    PreparedRun, device_memory, load_tokenizer, model_folder, model_shape, num_threads, plan_for, prepare,
-    prepare_for,
+    PreparedRun, device_memory, load_tokenizer, model_folder, model_shape, num_threads, plan_for,
+    plan_input_for, prepare, prepare_for,
 };
 pub use stop::StopRequest;
 pub use trainer::{Connect, Connection, TrainOutcome, train, train_with};

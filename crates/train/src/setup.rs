@@ -9,7 +9,9 @@ use lockstep_core::{Bytes, DType, Rank};
 use lockstep_data::{Dataset, Format, Tokenizer, TokenizerSource, first_format, preparing_bytes};
 use lockstep_device::{Amx, Device, HostMemory, Machine};
 use lockstep_model::KernelBackend;
-use lockstep_plan::{BatchBounds, DeviceMemory, Hardware, RunPlan, bounds, budget, build, resolve};
+use lockstep_plan::{
+    BatchBounds, DeviceMemory, Hardware, PlanInput, RunPlan, bounds, budget, build, resolve,
+};
 use lockstep_rewards::RewardContext;
 use lockstep_shape::ModelShape;
 
@@ -364,15 +366,39 @@ pub(crate) fn plan_with(
     kernels: KernelBackend,
     objective: &ObjectiveNeeds,
 ) -> Result<RunPlan, TrainError> {
-    let workspace = |shape: &ModelShape, bounds: &BatchBounds| {
-        lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels)
-    };
-    let hardware = Hardware { device: device_memory(kernels), workspace: &workspace, process_bytes: process };
-    let plan = build(resolve(config, &run_needs(config, models, objective, kernels), &hardware)?)?;
+    let plan = build(plan_input(config, models, process, kernels, objective)?)?;
     if let Some(budget) = budget(config) {
         plan.check_budget(budget)?;
     }
     Ok(plan)
+}
+
+/// What a plan is built from, whether it fits or not. Needs no data.
+pub fn plan_input_for(
+    config: &RunConfig,
+    models: &RunModels,
+    tokenizer: &Tokenizer,
+    kernels: KernelBackend,
+) -> Result<PlanInput, TrainError> {
+    check_built(config)?;
+    let needs = ObjectiveNeeds::of_algorithm(config, models);
+    plan_input(config, models, foreign(config, tokenizer, None), kernels, &needs)
+}
+
+fn plan_input(
+    config: &RunConfig,
+    models: &RunModels,
+    process: Bytes,
+    kernels: KernelBackend,
+    objective: &ObjectiveNeeds,
+) -> Result<PlanInput, TrainError> {
+    let workspace = |shape: &ModelShape, bounds: &BatchBounds| {
+        lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels)
+    };
+    let hardware = Hardware { device: device_memory(kernels), workspace: &workspace, process_bytes: process };
+    let mut config = config.clone();
+    config.resolve_auto_sizes(models.0[0].shape.dim as u64);
+    Ok(resolve(&config, &run_needs(&config, models, objective, kernels), &hardware)?)
 }
 
 /// The memory of the device that kernels run on, for the planner.

@@ -14,8 +14,9 @@ pub(crate) use bench::{
 };
 pub(crate) use download::{Download, RepoType};
 pub(crate) use model::{Chat, DeviceArg, Eval, Export, Generate, Model, SamplingFlags, TemplateFlags};
+pub(crate) use parsers::tee;
 pub(crate) use train::{
-    JOIN_TIMEOUT, LaunchFlags, Nproc, Plan, Prepare, Quickstart, QuickstartAlgorithm, Train,
+    ConvertConfig, JOIN_TIMEOUT, LaunchFlags, Nproc, Plan, Prepare, Quickstart, QuickstartAlgorithm, Train,
 };
 
 /// Train decoder language models (LLaMA, Mistral, Qwen) with one program.
@@ -35,6 +36,8 @@ pub(crate) enum Command {
     Train(Train),
     /// Show the memory use and the schedule of a run, without running it
     Plan(Plan),
+    /// Translate files and a launch line of other trainers into one YAML
+    ConvertConfig(ConvertConfig),
     /// Generate text from prompts
     Generate(Generate),
     /// Chat with a model
@@ -57,6 +60,8 @@ pub(crate) enum Command {
     Doctor(Doctor),
     /// List all configuration keys with their defaults
     Keys,
+    /// Print the JSON Schema of the configuration, for editors
+    Schema,
 }
 
 #[derive(Debug, Args)]

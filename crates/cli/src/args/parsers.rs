@@ -7,7 +7,7 @@ pub(super) fn nnodes(text: &str) -> Result<u16, String> {
     text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "expected a number from 1 to 65535".into())
 }
 
-pub(super) fn tee(text: &str) -> Result<u8, String> {
+pub(crate) fn tee(text: &str) -> Result<u8, String> {
     match text.parse() {
         Ok(bits @ 0..=3) => Ok(bits),
         _ if text.contains(':') => Err("a map of ranks is not implemented yet; give 0, 1, 2 or 3".into()),

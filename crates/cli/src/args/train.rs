@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::parsers::{nnodes, seconds, tee};
+use crate::inputs::LINE;
 use crate::stop;
 
 /// Other names of `train`, each with its algorithm. `crate::flags` turns them into settings.
@@ -29,9 +30,20 @@ pub(crate) const JOIN_TIMEOUT: f64 = 60.0;
 /// The configuration of a run.
 #[derive(Debug, Args)]
 pub(crate) struct Run {
-    /// Read a YAML or JSON file, and override its keys with any number of key=value or --key value
-    #[arg(value_name = "CONFIG | KEY=VALUE", required = true)]
+    /// Read YAML or JSON files, also of DeepSpeed and accelerate, and override keys with key=value or --key value
+    #[arg(value_name = "CONFIG | KEY=VALUE", required_unless_present = "line")]
     pub(crate) settings: Vec<String>,
+    /// Read a pasted command line of torchrun, deepspeed, accelerate launch, trl or python
+    #[arg(value_name = "LAUNCH LINE", last = true)]
+    pub(crate) line: Vec<String>,
+}
+
+impl Run {
+    /// All words: settings and, after `--`, the launch line.
+    pub(crate) fn words(&self) -> Vec<String> {
+        let separator = (!self.line.is_empty()).then(|| LINE.to_owned());
+        self.settings.iter().cloned().chain(separator).chain(self.line.iter().cloned()).collect()
+    }
 }
 
 #[derive(Debug, Args)]
@@ -49,7 +61,7 @@ pub(crate) struct Train {
 }
 
 /// Which ranks to start, and how to supervise them. The names are torchrun's.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Ranks")]
 pub(crate) struct LaunchFlags {
     /// Start this many ranks on each node: a number, gpu (one per GPU), cpu (one per core) or auto
@@ -142,6 +154,45 @@ pub(crate) struct Plan {
     /// Plan for this many nodes
     #[arg(long, value_name = "N", value_parser = nnodes)]
     pub(crate) nnodes: Option<u16>,
+    /// List every setting with its value and its origin, and nothing else
+    #[arg(long)]
+    pub(crate) origins: bool,
+    /// Draw memory over the step
+    #[arg(long)]
+    pub(crate) curve: bool,
+    /// Write the picture of memory over the step to this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+    /// Read an out-of-memory message from standard input, and print changes that make the run fit
+    #[arg(long, alias = "explain_oom")]
+    pub(crate) explain_oom: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Plan for this many GPUs, with a table of how the run scales up to them
+    #[arg(long, value_name = "N", requires = "gpu", conflicts_with_all = ["nproc", "nnodes"], value_parser = clap::value_parser!(u32).range(1..=65536), help_heading = "A cluster on paper")]
+    pub(crate) gpus: Option<u32>,
+    /// Take the published figures of this GPU, such as h100-80g
+    #[arg(long, value_name = "NAME", requires = "gpus", help_heading = "A cluster on paper")]
+    pub(crate) gpu: Option<String>,
+    /// Set the speed of the network of a node, such as 400Gbps, or of each GPU, such as 400Gbps/gpu
+    #[arg(long, value_name = "SPEED", requires = "gpus", help_heading = "A cluster on paper")]
+    pub(crate) network: Option<String>,
+    /// Set the number of GPUs of a node [default: 8]
+    #[arg(
+        long,
+        value_name = "N",
+        requires = "gpus",
+        alias = "gpus_per_node",
+        help_heading = "A cluster on paper"
+    )]
+    pub(crate) gpus_per_node: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ConvertConfig {
+    #[command(flatten)]
+    pub(crate) run: Run,
 }
 
 #[derive(Debug, Args)]

@@ -21,7 +21,7 @@ use super::table::per_second;
 use crate::args::{BenchCollectives, LaunchFlags};
 use crate::report::{self, Failure};
 use crate::train::launch_failed;
-use crate::{gpu, launch, ranks};
+use crate::{gpu, inputs, launch, ranks};
 
 const SMALLEST: usize = 1 << 20;
 /// Measurements per size. The first is not counted.
@@ -90,7 +90,7 @@ fn settings(args: &BenchCollectives) -> Vec<String> {
 
 fn start(args: &BenchCollectives) -> Result<ExitCode, Failure> {
     let world = launch::world_settings(None, Some(args.nproc))?;
-    let (config, _) = report::load(Purpose::Plan, &settings(args), &world)?;
+    let (config, _) = inputs::load(Purpose::Plan, &settings(args), &world)?;
     if config.plan.world_size() == 1 {
         return Err(Box::new(SingleRank));
     }

@@ -11,6 +11,7 @@ use serde_json::json;
 
 use crate::args::BenchStep;
 use crate::gpu;
+use crate::inputs;
 use crate::report::{self, Failure};
 use crate::train::boxed;
 
@@ -24,7 +25,7 @@ pub(crate) fn run(args: &BenchStep) -> Result<(), Failure> {
     // A row of n + 1 tokens has n targets.
     settings.push(format!("max_length={}", args.length + 1));
     settings.extend(args.settings.iter().cloned());
-    let (config, _) = report::load(Purpose::Plan, &settings, &[])?;
+    let (config, _) = inputs::load(Purpose::Plan, &settings, &[])?;
     match config.plan.world_size() {
         1 => {}
         ranks => return Err(Box::new(SeveralRanks(ranks))),

@@ -13,6 +13,7 @@ use lockstep_train::generate::{Generator, GeneratorSpec, SamplingParams};
 use serde_json::Value;
 
 use crate::args::{Quickstart, QuickstartAlgorithm};
+use crate::inputs;
 use crate::report::{self, Failure};
 use crate::stop::{GRACE, Stopper};
 use crate::train::boxed;
@@ -191,7 +192,7 @@ impl Run<'_> {
         write(&file, &format!("{}{}", self.config, keys.collect::<String>()))?;
         let all: Vec<String> =
             [file.display().to_string()].into_iter().chain(settings.iter().cloned()).collect();
-        let (config, text) = report::load(Purpose::Train, &all, &[])?;
+        let (config, text) = inputs::load(Purpose::Train, &all, &[])?;
         crate::train::alone(&config, &text, &Stopper::listen(GRACE, None)?)
     }
 }

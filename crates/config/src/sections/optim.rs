@@ -155,18 +155,19 @@ fn read_momentum(r: &mut Reader<'_>, optimizer: OptimizerName) -> (f64, bool) {
 }
 
 fn read_schedule(r: &mut Reader<'_>) -> (LrSchedulerType, Warmup) {
-    let ScheduleSettings { scheduler, warmup_num_steps } = LrSchedulerType::read(r);
+    let ScheduleSettings { scheduler, warmup_num_steps, has_auto_warmup } = LrSchedulerType::read(r);
     let given = r.given("warmup_steps").or(r.given("warmup_ratio"));
     let warmup = match (read_warmup(r), warmup_num_steps) {
         (warmup, Some(steps)) => {
             // The scheduler's own count takes precedence; a different `warmup_steps` contradicts it.
             if let (Some(given), true) = (&given, warmup != Warmup::Steps(steps)) {
-                let rule = "equal to the scheduler's `warmup_num_steps`";
-                r.out_of_range(&given.spelled, rule, &given.node);
+                let rule = format!("equal to the scheduler's `warmup_num_steps`, {steps}");
+                let hint = "remove one of the two, or write `warmup_num_steps: auto`.";
+                r.out_of_range_with(&given.spelled, rule, hint, &given.node);
             }
             Warmup::Steps(steps)
         }
-        (_, None) if scheduler.is_deepspeed() && given.is_none() => DEEPSPEED_WARMUP,
+        (_, None) if scheduler.is_deepspeed() && given.is_none() && !has_auto_warmup => DEEPSPEED_WARMUP,
         (warmup, None) => warmup,
     };
     if let (LrSchedulerType::Constant, Some(given)) = (scheduler, given)

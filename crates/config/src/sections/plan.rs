@@ -192,7 +192,11 @@ fn read_world(r: &mut Reader<'_>) -> (u32, u32) {
         && let Some(asked) = r.count::<u32>("world_size", 1)
         && asked != world
     {
-        r.out_of_range("world_size", "the product of `nodes` and `nproc_per_node`", &given.node);
+        let hint = format!(
+            "{world} {} started: remove it, or start {asked}.",
+            if world == 1 { "rank is" } else { "ranks are" }
+        );
+        r.out_of_range_with("world_size", "the product of `nodes` and `nproc_per_node`", hint, &given.node);
     }
     (nodes.into(), nproc.into())
 }

@@ -75,6 +75,8 @@ pub(crate) struct ScheduleSettings {
     pub(crate) scheduler: LrSchedulerType,
     /// The scheduler's own `warmup_num_steps`, if it is set.
     pub(crate) warmup_num_steps: Option<u64>,
+    /// `warmup_num_steps: auto`: `warmup_steps` or `warmup_ratio` decides, and there is no warmup without them.
+    pub(crate) has_auto_warmup: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -199,6 +201,8 @@ impl Params {
 
     fn schedule(&mut self, r: &mut Reader<'_>, name: Name) -> ScheduleSettings {
         let mut warmup_num_steps = None;
+        let is_auto = |node: &Node| node.text().is_some_and(|text| text.eq_ignore_ascii_case("auto"));
+        let has_auto_warmup = self.find("warmup_num_steps").as_ref().is_some_and(is_auto);
         let scheduler = match name {
             Name::Constant => LrSchedulerType::Constant,
             Name::ConstantWithWarmup => LrSchedulerType::ConstantWithWarmup,
@@ -240,7 +244,7 @@ impl Params {
             let key = format!("{}.{}", self.under, entry.key);
             r.fail(Problem::UnknownKey { key, closest }, entry.key_at);
         }
-        ScheduleSettings { scheduler, warmup_num_steps }
+        ScheduleSettings { scheduler, warmup_num_steps, has_auto_warmup }
     }
 
     fn cycles(&mut self, r: &mut Reader<'_>) -> f64 {

@@ -222,6 +222,7 @@ fn world_size_mismatch() {
       |
     3 | world_size: 4
       |             ^
+      hint: 2 ranks are started: remove it, or start 4.
     "#);
 }
 
@@ -406,13 +407,13 @@ fn key_not_implemented() {
 }
 
 #[test]
-fn map_not_implemented() {
+fn file_not_given() {
     insta::assert_snapshot!(refused("deepspeed:\n  config_path: ds.json\n", &[]), @r"
-    run.yaml:3:1: `deepspeed` is not implemented yet
+    run.yaml:4:3: the file `ds.json` was not found
       |
-    3 | deepspeed:
-      | ^^^^^^^^^
-      hint: set the options here: `strategy: zero3`, `offload_optimizer: cpu` and so on.
+    4 |   config_path: ds.json
+      |   ^^^^^^^^^^^
+      hint: give it as well: it is the DeepSpeed configuration.
     ");
 }
 
@@ -477,10 +478,11 @@ fn schedule_contradictions() {
     "#);
     insta::assert_snapshot!(refused(
         "warmup_steps: 3\nscheduler: {type: WarmupLR, params: {warmup_num_steps: 5}}\n", &[]), @r#"
-    run.yaml:3:15: `warmup_steps` must be equal to the scheduler's `warmup_num_steps`, found 3
+    run.yaml:3:15: `warmup_steps` must be equal to the scheduler's `warmup_num_steps`, 5, found 3
       |
     3 | warmup_steps: 3
       |               ^
+      hint: remove one of the two, or write `warmup_num_steps: auto`.
     "#);
 }
 
@@ -590,11 +592,11 @@ fn long_lines_are_shortened() {
 #[test]
 fn strategy_not_implemented() {
     insta::assert_snapshot!(refused("distributed_strategy: deepspeed\n", &[]), @r"
-    run.yaml:3:23: `strategy: deepspeed` is not implemented yet
+    run.yaml:3:23: `distributed_strategy: deepspeed` is not implemented
       |
     3 | distributed_strategy: deepspeed
       |                       ^^^^^^^^^
-      hint: use zero1, zero2, zero3, full_shard or shard_grad_op.
+      hint: it names no stage: give the DeepSpeed file (`deepspeed: FILE`), or use `strategy: zero1`, `zero2` or `zero3`.
     ");
 }
 

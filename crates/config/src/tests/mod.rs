@@ -4,6 +4,7 @@ mod accepts;
 mod algorithm_defaults;
 mod algorithm_messages;
 mod algorithms;
+mod dialects;
 mod messages;
 mod never_panics;
 mod reward_messages;

@@ -1,0 +1,82 @@
+//! What is planned: the models of a run, what its plan is built from, and the machine.
+
+use lockstep_config::{DeviceKind, RunConfig, StrategyName};
+use lockstep_core::Bytes;
+use lockstep_data::Tokenizer;
+use lockstep_model::KernelBackend;
+use lockstep_plan::cost::{Machine, PaperCluster, StrategyChoice, Workload, choose_strategy};
+use lockstep_plan::{BatchBounds, PlanInput, RunPlan};
+use lockstep_shape::ModelShape;
+use lockstep_train::{RunModels, TrainError};
+
+use super::machine::{self, PlanMachine};
+use super::planned_device;
+use crate::gpu;
+use crate::report::Failure;
+use crate::train::boxed;
+
+/// A run to plan. Needs the model's configuration and the tokenizer, but no data.
+pub(crate) struct PlanSubject {
+    tokenizer: Tokenizer,
+    models: RunModels,
+    kernels: KernelBackend,
+    input: PlanInput,
+    pub(crate) machine: Machine,
+    /// Where the machine's rates come from, as a sentence.
+    pub(crate) basis: String,
+    pub(crate) paper: Option<PaperCluster>,
+}
+
+impl PlanSubject {
+    /// The run of a configuration, on this machine or on a cluster on paper.
+    pub(crate) fn of(config: &RunConfig, paper: Option<PaperCluster>) -> Result<PlanSubject, Failure> {
+        let tokenizer = lockstep_train::load_tokenizer(config).map_err(boxed)?;
+        let models = RunModels::of(config, &tokenizer).map_err(boxed)?;
+        let kernels = match (&paper, planned_device(config)) {
+            (Some(paper), _) => KernelBackend::Cuda { memory: Some(paper.chip.memory()) },
+            (None, DeviceKind::Cuda) => KernelBackend::Cuda { memory: gpu::memory() },
+            _ => KernelBackend::Cpu { num_threads: lockstep_train::num_threads(config) },
+        };
+        let input = lockstep_train::plan_input_for(config, &models, &tokenizer, kernels).map_err(boxed)?;
+        let PlanMachine { machine, basis } = machine::of(config, kernels, input.storage, paper.as_ref());
+        Ok(PlanSubject { tokenizer, models, kernels, input, machine, basis, paper })
+    }
+
+    /// Sets the sizes that the configuration leaves to the model.
+    pub(crate) fn resolve_auto_sizes(&self, config: &mut RunConfig) {
+        config.resolve_auto_sizes(self.shape().dim as u64);
+    }
+
+    /// Resolves the strategy `auto` with the cost model. `None`: the configuration names a strategy.
+    pub(crate) fn choose_strategy(&self, config: &mut RunConfig) -> Result<Option<StrategyChoice>, Failure> {
+        if config.plan.strategy != StrategyName::Auto {
+            return Ok(None);
+        }
+        let choice = self.with_workload(config, |workload, machine| choose_strategy(workload, machine))?;
+        config.plan.strategy = choice.strategy;
+        Ok(Some(choice))
+    }
+
+    /// The shape of the first model.
+    pub(crate) fn shape(&self) -> &ModelShape {
+        &self.input.models[0].shape
+    }
+
+    pub(crate) fn plan(&self, config: &RunConfig) -> Result<RunPlan, TrainError> {
+        lockstep_train::plan_for(config, &self.models, &self.tokenizer, None, self.kernels)
+    }
+
+    /// The run and its machine, for the cost model.
+    pub(crate) fn with_workload<T>(
+        &self,
+        config: &RunConfig,
+        work: impl FnOnce(&Workload<'_>, &Machine) -> T,
+    ) -> Result<T, Failure> {
+        let workspace = |shape: &ModelShape, bounds: &BatchBounds| -> Bytes {
+            lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, self.kernels)
+        };
+        let input = lockstep_train::plan_input_for(config, &self.models, &self.tokenizer, self.kernels)
+            .map_err(boxed)?;
+        Ok(work(&Workload::of(config, input, &workspace), &self.machine))
+    }
+}

@@ -1,0 +1,66 @@
+//! Where a rank's device memory goes, by what users know: parameters, gradients, optimizer, activations, buffers.
+
+use lockstep_core::Bytes;
+
+use crate::buffer::{BufferKind, MemoryTier, ParamState};
+use crate::cost::memory_curve::{MemoryCurve, TransientKind};
+use crate::run_plan::PlanData;
+
+/// The device memory of a rank at its peak. The kinds add up to the total.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryByKind {
+    /// The working copy, and what is gathered at the peak.
+    pub parameters: Bytes,
+    /// Also those that wait for their reduction at the peak.
+    pub gradients: Bytes,
+    /// Master copies and the optimizer's states.
+    pub optimizer: Bytes,
+    /// What is live of them at the peak.
+    pub activations: Bytes,
+    /// Scratch, inputs and outputs, tables, staging, and gaps between buffers.
+    pub buffers: Bytes,
+    /// What the plan does not manage: the process, the driver, libraries.
+    pub foreign: Bytes,
+}
+
+impl MemoryByKind {
+    pub fn of(plan: &PlanData) -> MemoryByKind {
+        let mut kinds = MemoryByKind { foreign: plan.input.needs.overhead_bytes, ..MemoryByKind::default() };
+        for buffer in plan.buffers.iter().filter(|buffer| buffer.tier == MemoryTier::Device) {
+            match buffer.kind {
+                BufferKind::ParamState { state: ParamState::Working, .. } => {
+                    kinds.parameters += buffer.bytes()
+                }
+                BufferKind::ParamState { state: ParamState::Grad, .. } => kinds.gradients += buffer.bytes(),
+                BufferKind::ParamState { .. } => kinds.optimizer += buffer.bytes(),
+                _ => {}
+            }
+        }
+        if let Some(curve) = MemoryCurve::of_largest_phase(plan)
+            && let Some(peak) = curve.peak_op()
+        {
+            let live = curve.points[peak].by_kind;
+            kinds.parameters += live[TransientKind::Parameters as usize];
+            kinds.gradients += live[TransientKind::Gradients as usize];
+            kinds.activations += live[TransientKind::Activations as usize];
+        }
+        kinds.buffers = plan.device_bytes() - kinds.total();
+        kinds
+    }
+
+    pub fn total(&self) -> Bytes {
+        self.rows().map(|(_, bytes)| bytes).into_iter().sum()
+    }
+
+    /// The kinds by name, in the order of the table.
+    pub fn rows(&self) -> [(&'static str, Bytes); 6] {
+        [
+            ("parameters", self.parameters),
+            ("gradients", self.gradients),
+            ("optimizer", self.optimizer),
+            ("activations", self.activations),
+            ("buffers", self.buffers),
+            ("foreign", self.foreign),
+        ]
+    }
+}
