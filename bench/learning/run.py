@@ -9,7 +9,7 @@ The model is a LLaMA of 0.7 million parameters with the byte tokenizer. A proble
 `7+5=12, 2+4+1=7, 72`: units, tens, sum. One problem in twenty is held out, by a hash of its text. For each seed:
 
     sft        300 steps on the answers of 120 problems: the base of grpo and ppo
-    grpo       600 steps from there; the reward is 1 if the last number is the sum. No answers are shown.
+    grpo       900 steps from there; the reward is 1 if the last number is the sum. No answers are shown.
     continued  the same demonstrations for as long as grpo took
     full       700 steps on the answers of all problems: the base of dpo and reward
     dpo        400 steps on pairs: the right answer and one with a wrong sum. One pair in ten has them exchanged.
@@ -47,7 +47,7 @@ ROLLOUT = dict(train_files="prompts.jsonl", eval_files="held_out.jsonl", eval_on
                max_prompt_length=8, max_completion_length=32)
 GRPO = ROLLOUT | dict(algorithm="grpo", reward_funcs=["numeric_match"], num_generations=8, num_generations_eval=1,
                       per_device_train_batch_size=256, learning_rate=2e-4, lr_scheduler_type="linear",
-                      warmup_steps=10, max_grad_norm=0.3, max_steps=600, eval_steps=50)
+                      warmup_steps=10, max_grad_norm=0.3, max_steps=900, eval_steps=75)
 PAIRS = dict(train_files="pairs.jsonl", eval_files="held_out_pairs.jsonl", eval_on_start=True, max_length=48,
              per_device_train_batch_size=32, lr_scheduler_type="linear", warmup_steps=20, weight_decay=0.01)
 PPO = ROLLOUT | dict(algorithm="ppo", per_device_train_batch_size=128, num_ppo_epochs=4, num_mini_batches=1,

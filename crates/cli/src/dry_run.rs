@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Train) -> Result<(), Failure> {
     let subject = PlanSubject::of(&config, None)?;
     subject.resolve_auto_sizes(&mut config);
     let choice = subject.choose_strategy(&mut config)?;
-    let plan = subject.plan(&config).map_err(boxed)?;
+    let plan = subject.plan(&config).map_err(|error| boxed(*error))?;
     report::print(&text(&config, &plan, choice.as_ref()))
 }
 

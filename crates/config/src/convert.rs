@@ -12,10 +12,21 @@ use crate::run::{Purpose, RunConfig};
 use crate::settings;
 use crate::texts::Inputs;
 
+/// A model for inputs that name none, such as a DeepSpeed file alone: their other keys are checked all the same.
+const ANY_MODEL: &str = "model=15m";
+
 /// The combination of all inputs as one YAML, with a comment on the origin of each value, and at the end what was
-/// dropped and why. Reading it results in the same run.
+/// dropped and why. Reading it results in the same run. If the inputs name no model, the YAML names none.
 pub fn convert(inputs: &Inputs<'_>) -> Result<String, ConfigErrors> {
-    let (mut page, launch, notes) = translate(inputs)?;
+    let given = RawConfig::read(inputs).given;
+    let names_model = ["model", "model_name_or_path"].iter().any(|key| given.contains_key(key));
+    let overrides: Vec<String> = inputs.overrides.iter().cloned().chain([ANY_MODEL.to_owned()]).collect();
+    let completed = Inputs { overrides: &overrides, ..*inputs };
+    let (mut page, launch, notes) = translate(if names_model { inputs } else { &completed })?;
+    if !names_model {
+        page = page.split_inclusive('\n').filter(|line| !line.starts_with("model: 15m")).collect();
+        page.push_str("\n# No model is named: set `model_name_or_path` or `model`.\n");
+    }
     page.push_str(&launch_comment(&launch));
     page.push_str(&notes_comment(&notes));
     Ok(page)

@@ -41,11 +41,12 @@ pub(crate) fn run(args: &Plan) -> Result<(), Failure> {
     subject.choose_strategy(&mut config)?;
     let plan = match subject.plan(&config) {
         Ok(plan) => plan,
-        Err(TrainError::Plan(error @ PlanError::OverBudget { .. })) => {
-            report::print(&comparison(&config, &subject, args.json)?.text)?;
-            return Err(boxed(error.into()));
+        Err(error) => {
+            if matches!(*error, TrainError::Plan(PlanError::OverBudget { .. })) {
+                report::print(&comparison(&config, &subject, args.json)?.text)?;
+            }
+            return Err(boxed(*error));
         }
-        Err(error) => return Err(boxed(error)),
     };
     let curve = MemoryCurve::of_largest_phase(&plan);
     if let (Some(path), Some(curve)) = (&args.svg, &curve) {

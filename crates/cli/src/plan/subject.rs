@@ -52,7 +52,7 @@ impl PlanSubject {
         if config.plan.strategy != StrategyName::Auto {
             return Ok(None);
         }
-        let choice = self.with_workload(config, |workload, machine| choose_strategy(workload, machine))?;
+        let choice = self.with_workload(config, choose_strategy)?;
         config.plan.strategy = choice.strategy;
         Ok(Some(choice))
     }
@@ -62,8 +62,8 @@ impl PlanSubject {
         &self.input.models[0].shape
     }
 
-    pub(crate) fn plan(&self, config: &RunConfig) -> Result<RunPlan, TrainError> {
-        lockstep_train::plan_for(config, &self.models, &self.tokenizer, None, self.kernels)
+    pub(crate) fn plan(&self, config: &RunConfig) -> Result<RunPlan, Box<TrainError>> {
+        lockstep_train::plan_for(config, &self.models, &self.tokenizer, None, self.kernels).map_err(Box::new)
     }
 
     /// The run and its machine, for the cost model.

@@ -99,3 +99,18 @@ fn it_says_where_values_came_from_and_what_was_dropped() {
     #   the variable OMP_NUM_THREADS has no effect here: `threads` sets the threads of a rank
     "#);
 }
+
+/// A DeepSpeed file says nothing about the model.
+#[test]
+fn files_without_a_model_are_converted() {
+    let page = converted(
+        &[("ds.json", r#"{"zero_optimization": {"stage": 3}, "bf16": {"enabled": true}}"#)],
+        "",
+        &[],
+    );
+    assert!(page.contains("strategy: zero3"), "{page}");
+    assert!(
+        !page.contains("model: 15m") && page.contains("# No model is named: set `model_name_or_path`"),
+        "{page}"
+    );
+}
