@@ -150,26 +150,14 @@ fn positions_of_rows(all: &mut [u32], [source, offsets, entries]: [usize; 3], (c
 
 #[cfg(test)]
 mod tests {
+    use lockstep_plan::InputsSize;
+
     use super::*;
 
     fn layout(tokens: usize, docs: usize) -> InputsLayout {
-        let mut end = 0;
-        let mut part = |elems: usize| {
-            end += elems;
-            end - elems
-        };
-        let row_map = [tokens, tokens + 1, tokens];
-        InputsLayout {
-            tokens: part(tokens),
-            targets: part(tokens),
-            positions: part(tokens),
-            cu_seqlens: part(docs + 2),
-            page_tables: part(0),
-            head_rows: row_map.map(&mut part),
-            shared_rows: Some(row_map.map(&mut part)),
-            samples: part(docs),
-            end,
-        }
+        // One more document for the padding.
+        let docs = docs + 1;
+        InputsLayout::of(InputsSize { tokens, docs, page_tables: 0, shares_rows: true, samples: docs })
     }
 
     /// Three documents: 1 2 3, 1 2 4 5, 1 6.

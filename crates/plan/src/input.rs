@@ -288,24 +288,14 @@ impl ModelPlan {
 
     /// Where the parts of a micro-batch's inputs lie in their buffer.
     pub fn inputs_layout(&self, has_separate_memory: bool) -> InputsLayout {
-        let (tokens, docs) = (self.bounds.tokens, self.max_docs(has_separate_memory));
-        let mut end = 0;
-        let mut part = |elems: usize| {
-            end += elems;
-            end - elems
-        };
-        let row_map = [tokens, tokens + 1, tokens];
-        InputsLayout {
-            tokens: part(tokens),
-            targets: part(tokens),
-            positions: part(tokens),
-            cu_seqlens: part(docs.max(self.max_decode_docs()) + 1),
-            page_tables: part(self.page_table_elems()),
-            head_rows: row_map.map(&mut part),
-            shared_rows: self.bounds.shares_rows.then(|| row_map.map(&mut part)),
-            samples: part(if self.shape.dropout.is_on() { docs } else { 0 }),
-            end,
-        }
+        let docs = self.max_docs(has_separate_memory);
+        InputsLayout::of(InputsSize {
+            tokens: self.bounds.tokens,
+            docs: docs.max(self.max_decode_docs()),
+            page_tables: self.page_table_elems(),
+            shares_rows: self.bounds.shares_rows,
+            samples: if self.shape.dropout.is_on() { docs } else { 0 },
+        })
     }
 
     /// The largest number of documents of a micro-batch on the device. A device with its own memory gets multiples of
@@ -347,6 +337,39 @@ pub struct InputsLayout {
     /// With dropout.
     pub samples: usize,
     pub end: usize,
+}
+
+/// The largest sizes of the parts of a micro-batch's inputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct InputsSize {
+    pub tokens: usize,
+    pub docs: usize,
+    pub page_tables: usize,
+    pub shares_rows: bool,
+    pub samples: usize,
+}
+
+impl InputsLayout {
+    pub fn of(size: InputsSize) -> InputsLayout {
+        let InputsSize { tokens, docs, page_tables, shares_rows, samples } = size;
+        let mut end = 0;
+        let mut part = |elems: usize| {
+            end += elems;
+            end - elems
+        };
+        let row_map = [tokens, tokens + 1, tokens];
+        InputsLayout {
+            tokens: part(tokens),
+            targets: part(tokens),
+            positions: part(tokens),
+            cu_seqlens: part(docs + 1),
+            page_tables: part(page_tables),
+            head_rows: row_map.map(&mut part),
+            shared_rows: shares_rows.then(|| row_map.map(&mut part)),
+            samples: part(samples),
+            end,
+        }
+    }
 }
 
 /// The distinct programs of a model, and for each unit the index of its own.

@@ -36,8 +36,8 @@ pub use builder::{PassKind, StepBuilder, UnitPass};
 pub use check::Violation;
 pub use generation::{GenerationBounds, KvPage, WantedGeneration};
 pub use input::{
-    AccumulationOrder, BatchBounds, DeviceNeeds, InputsLayout, ModelPlan, ModelRole, ModelSettings,
-    OwnedPart, Placement, Placements, PlanInput, RecomputePolicy,
+    AccumulationOrder, BatchBounds, DeviceNeeds, InputsLayout, InputsSize, ModelPlan, ModelRole,
+    ModelSettings, OwnedPart, Placement, Placements, PlanInput, RecomputePolicy,
 };
 pub use memory::{MemoryPlan, last_uses, pack};
 pub use optimizer::{OptimizerSpec, OptimizerStateSpec};

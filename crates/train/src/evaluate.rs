@@ -11,7 +11,7 @@ use lockstep_config::{EvalMetric, ModelSource, RunConfig};
 use lockstep_data::{Batch, Dataset};
 use lockstep_device::{Device, Machine};
 use lockstep_engine::{Coefficients, Engine, Outputs};
-use lockstep_observe::{EvalRecord, NamedMetric};
+use lockstep_observe::EvalRecord;
 use lockstep_plan::{BatchBounds, ModelId};
 
 use crate::algorithms::sft::{Sft, add_weighted};
@@ -87,36 +87,36 @@ impl Evaluator {
         Ok(EvalRecord { loss, tokens: Some(tokens), ..EvalRecord::default() })
     }
 
-    /// Runs the objective on every pair. A round is a step of one micro-batch per rank; the result is the mean of all
-    /// rounds, weighted by their pairs.
+    /// Runs the objective on every pair. A round is a step of one micro-batch per rank; sums and extremes are over all
+    /// rounds, so that the result does not depend on ranks and batch sizes.
     fn pairs(
         &mut self,
         engine: &mut Engine,
         objective: &mut dyn Objective,
     ) -> Result<EvalRecord, TrainError> {
-        let (mut loss, mut others, mut total) = (0.0, Vec::<NamedMetric>::new(), 0.0);
+        let (mut sums, mut maxima) = (Vec::new(), Vec::new());
         for round in 0..self.rounds() {
             let rows = self.fill_round(engine.rank().0 as usize, round)?;
-            let metrics = self.pair_round(engine, objective, &rows)?;
-            let weight =
-                rows.iter().map(|row| self.dataset.row_docs(*row as usize).len() as f64 / 2.0).sum::<f64>();
-            loss += weight * metrics.loss;
-            total += weight;
-            others.resize_with(metrics.others.len(), || ("".into(), 0.0));
-            for (sum, (name, value)) in others.iter_mut().zip(metrics.others) {
-                *sum = (name, sum.1 + weight * value);
-            }
+            let (round_sums, round_maxima) = self.pair_round(engine, objective, &rows)?;
+            combine(&mut sums, round_sums, |a, b| a + b);
+            combine(&mut maxima, round_maxima, f64::max);
         }
-        others.iter_mut().for_each(|(_, value)| *value /= total);
-        Ok(EvalRecord { loss: Some(loss / total), others, ..EvalRecord::default() })
+        if sums.is_empty() {
+            return Ok(EvalRecord::default());
+        }
+        let all: Vec<u32> = (0..self.dataset.num_rows() as u32).collect();
+        objective.begin(&pair_counts(&self.dataset, &all));
+        let Metrics { loss, others } = objective.metrics(&sums, &maxima);
+        Ok(EvalRecord { loss: Some(loss), others, ..EvalRecord::default() })
     }
 
+    /// The objective's sums and maxima of one round, over all ranks.
     fn pair_round(
         &mut self,
         engine: &mut Engine,
         objective: &mut dyn Objective,
         rows: &[u32],
-    ) -> Result<Metrics, TrainError> {
+    ) -> Result<(Vec<f64>, Vec<f64>), TrainError> {
         objective.begin(&pair_counts(&self.dataset, rows));
         score_window(engine, objective, std::slice::from_ref(&self.batch))?;
         let (batch, channels) = (&self.batch, objective.channels());
@@ -126,9 +126,15 @@ impl Evaluator {
             objective.coefficients(0, batch, Some(outputs), &mut unused);
             objective.outputs(batch, outputs);
         })?;
-        let (sums, maxima) =
-            engine.all_reduce_sums_and_maxima("an evaluation", &objective.sums(), &objective.maxima())?;
-        Ok(objective.metrics(&sums, &maxima))
+        Ok(engine.all_reduce_sums_and_maxima("an evaluation", &objective.sums(), &objective.maxima())?)
+    }
+}
+
+/// Combines every value with that of another round.
+fn combine(all: &mut Vec<f64>, round: Vec<f64>, with: impl Fn(f64, f64) -> f64) {
+    match all.is_empty() {
+        true => *all = round,
+        false => all.iter_mut().zip(round).for_each(|(a, b)| *a = with(*a, b)),
     }
 }
 

@@ -198,7 +198,7 @@ impl Operands<'_> {
         OpDemand::Copy { link, bytes: bytes.0 as f64 }
     }
 
-    /// A pass over so many bytes, by whoever runs the lane.
+    /// A pass over so many bytes, by the processor that runs the lane.
     fn on_lane(&self, lane: Lane, bytes: f64) -> OpDemand {
         match lane {
             Lane::Host => OpDemand::Host { bytes },

@@ -94,7 +94,7 @@ fn rings_take_the_time_of_their_slowest_link() {
     assert_eq!(seconds(Collective::AllReduce, 8e9, Group { ranks_per_node: 1, ..one_node }), 0.0);
 }
 
-/// A small all-reduce over many nodes goes over a tree: its latency grows with the logarithm of the nodes.
+/// A small all-reduce over many nodes uses a tree: its latency grows with the logarithm of the nodes.
 #[test]
 fn trees_are_faster_for_small_messages() {
     let all_reduce = |nodes| {
