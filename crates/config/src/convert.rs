@@ -22,9 +22,11 @@ pub fn convert(inputs: &Inputs<'_>) -> Result<String, ConfigErrors> {
     let names_model = ["model", "model_name_or_path"].iter().any(|key| given.contains_key(key));
     let overrides: Vec<String> = inputs.overrides.iter().cloned().chain([ANY_MODEL.to_owned()]).collect();
     let completed = Inputs { overrides: &overrides, ..*inputs };
-    let (mut page, launch, notes) = translate(if names_model { inputs } else { &completed })?;
+    let (mut page, launch, notes) = match names_model {
+        true => translate(inputs, &[])?,
+        false => translate(&completed, &["model"])?,
+    };
     if !names_model {
-        page = page.split_inclusive('\n').filter(|line| !line.starts_with("model: 15m")).collect();
         page.push_str("\n# No model is named: set `model_name_or_path` or `model`.\n");
     }
     page.push_str(&launch_comment(&launch));
@@ -34,11 +36,14 @@ pub fn convert(inputs: &Inputs<'_>) -> Result<String, ConfigErrors> {
 
 /// The same without the launcher's settings, which may differ between the nodes of a run.
 pub fn convert_run(inputs: &Inputs<'_>) -> Result<String, ConfigErrors> {
-    translate(inputs).map(|(page, ..)| page)
+    translate(inputs, &[]).map(|(page, ..)| page)
 }
 
-/// The keys of the run as YAML, what the launcher needs to know, and the notes.
-fn translate(inputs: &Inputs<'_>) -> Result<(String, LaunchSettings, Vec<String>), ConfigErrors> {
+/// The keys of the run as YAML, except for `omitted` ones, what the launcher needs to know, and the notes.
+fn translate(
+    inputs: &Inputs<'_>,
+    omitted: &[&str],
+) -> Result<(String, LaunchSettings, Vec<String>), ConfigErrors> {
     let mut raw = RawConfig::read(inputs);
     let launch = LaunchSettings::settle(&mut raw);
     let resolved = RunConfig::resolve(raw, Purpose::Plan)?;
@@ -56,7 +61,7 @@ fn translate(inputs: &Inputs<'_>) -> Result<(String, LaunchSettings, Vec<String>
     for (section, title) in SECTIONS {
         let given: Vec<_> = KEYS
             .iter()
-            .filter(|key| key.section == section)
+            .filter(|key| key.section == section && !omitted.contains(&key.name))
             .filter_map(|key| resolved.given.get(key.name).map(|given| (key.name, given)))
             .filter(|(_, given)| !given.node.is_null())
             .collect();

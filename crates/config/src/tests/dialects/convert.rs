@@ -108,7 +108,7 @@ fn files_without_a_model_are_converted() {
         "",
         &[],
     );
-    assert!(page.contains("strategy: zero3"), "{page}");
+    assert!(page.contains("strategy: zero3") && !page.contains("# Model"), "{page}");
     assert!(
         !page.contains("model: 15m") && page.contains("# No model is named: set `model_name_or_path`"),
         "{page}"
