@@ -156,7 +156,7 @@ def measure(args, raw, algorithm, folder):
             shutil.rmtree(folder / "out", ignore_errors=True)
             result = run(*programs[name])
             if name == "lockstep":
-                result |= lockstep_steps(folder)
+                result |= lockstep_steps(folder, SHAPES[algorithm].get("epochs", 1))
             medians[name].append(statistics.median(result["step_seconds"][dropped:]))
             peaks[name].append(result["peak_rss_mb"])
             record(raw, {"program": name, "algorithm": algorithm, "size": args.size, "repeat": repeat,
@@ -207,6 +207,8 @@ def trl_command(args, algorithm, folder, steps):
 
 
 def lockstep_command(args, algorithm, folder, steps):
+    # A step of TRL's PPO is a rollout with all of its epochs; Lockstep counts optimizer steps.
+    steps *= SHAPES[algorithm].get("epochs", 1)
     values = dict(algorithm=algorithm, folder=folder, steps=steps, threads=args.threads)
     settings = dict(line.split(": ", 1) for line in (COMMON + CONFIGS[algorithm]).format(**values).splitlines())
     settings |= dict(pair.split("=", 1) for pair in args.set)
@@ -215,13 +217,18 @@ def lockstep_command(args, algorithm, folder, steps):
     return shlex.split(args.lockstep.format(config=config, **values)), {}
 
 
-def lockstep_steps(folder):
-    """The seconds of every step, and of its phases where the metrics have them."""
+def lockstep_steps(folder, epochs):
+    """The seconds of every rollout or batch, and of its phases where the metrics have them."""
     lines = [json.loads(line) for line in (folder / "out" / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if "step_seconds" in line]
     phases = {key[:-len("_seconds")] for line in lines for key in line if key.endswith("_seconds")} - {"step"}
-    return {"step_seconds": [line["step_seconds"] for line in lines],
-            "phases": {name: [line.get(f"{name}_seconds") for line in lines] for name in sorted(phases)}}
+    groups = [lines[i:i + epochs] for i in range(0, len(lines), epochs)]
+
+    def seconds(key):
+        return [sum(line.get(key) or 0.0 for line in group) for group in groups]
+
+    return {"step_seconds": seconds("step_seconds"),
+            "phases": {name: seconds(f"{name}_seconds") for name in sorted(phases)}}
 
 
 def run(command, extra):

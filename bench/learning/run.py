@@ -13,7 +13,7 @@ The model is a LLaMA of 0.7 million parameters with the byte tokenizer. A proble
     continued  the same demonstrations for as long as grpo took
     full       700 steps on the answers of all problems: the base of dpo and reward
     dpo        400 steps on pairs: the right answer and one with a wrong sum. One pair in ten has them exchanged.
-    reward     1200 steps on the same pairs
+    reward     2400 steps on the same pairs
     ppo        500 steps from sft, with the reward model of that run
 
 The runs that start from `sft` and those that start from `full` form two chains; ppo waits for both. Without `--cores`
@@ -115,7 +115,7 @@ class Runs:
         self.run("full", SFT | dict(model=MODEL, train_files="all.jsonl", max_steps=700))
         base = PAIRS | dict(model_name_or_path="full/model")
         dpo = self.run("dpo", base | dict(algorithm="dpo", learning_rate=1e-4, max_steps=400, eval_steps=100))
-        reward = self.run("reward", base | dict(algorithm="reward", learning_rate=3e-4, max_steps=1200, eval_steps=200))
+        reward = self.run("reward", base | dict(algorithm="reward", learning_rate=3e-4, max_steps=2400, eval_steps=400))
         self.has_sft.wait()
         ppo = self.run("ppo", PPO | dict(model_name_or_path="sft/model", reward_model_path="reward/model"))
         return dpo, reward, ppo
