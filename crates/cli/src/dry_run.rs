@@ -9,9 +9,9 @@ use lockstep_plan::{ModelId, RecomputePolicy, RunPlan};
 
 use crate::args::Train;
 use crate::hub::Need;
-use crate::plan::{PlanSubject, planned_device};
+use crate::plan::{PlanSubject, explained, planned_device};
 use crate::report::{self, Failure};
-use crate::train::{self, boxed, launch_failed};
+use crate::train::{self, launch_failed};
 use crate::{foreign_launch, hub, launch, ranks};
 
 /// A key with the value that was chosen for `auto`.
@@ -43,7 +43,7 @@ pub(crate) fn run(args: &Train) -> Result<(), Failure> {
     let subject = PlanSubject::of(&config, None)?;
     subject.resolve_auto_sizes(&mut config);
     let choice = subject.choose_strategy(&mut config)?;
-    let plan = subject.plan(&config).map_err(|error| boxed(*error))?;
+    let plan = subject.plan(&config).map_err(|error| explained(*error, &config))?;
     report::print(&text(&config, &plan, choice.as_ref()))
 }
 

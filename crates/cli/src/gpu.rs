@@ -67,11 +67,6 @@ pub(crate) fn count() -> u32 {
     cuda::find_driver(&search()).map_or(0, |found| found.gpus.len() as u32)
 }
 
-/// The memory of the first GPU that the driver shows.
-pub(crate) fn memory() -> Option<Bytes> {
-    cuda::find_driver(&search()).ok()?.gpus.first().map(|(_, _, memory)| *memory)
-}
-
 /// The name and memory of the first GPU that the driver shows.
 pub(crate) fn first() -> Option<(String, Bytes)> {
     let found = cuda::find_driver(&search()).ok()?;

@@ -35,7 +35,7 @@ fn zero3_with_prefetch() {
     let settings = ["strategy=zero3", "--nnodes", "2", "--nproc", "4", "prefetch=1", "--schedule"];
     assert_snapshot!(planned(&settings, &["ranks", "gathered", "gather block", "release block"]), @r"
     ranks     8
-        gathered parameters                    160 KiB           -           -
+        gathered parameters                   88.0 KiB           -           -
        #0  comm     all-gather embed from 8 ranks               33.0 KiB
        #1  comm     all-gather block 0 from 8 ranks             42.0 KiB
        #5  comm     all-gather block 1 from 8 ranks             42.0 KiB  #4

@@ -121,7 +121,7 @@ fn clusters_that_cannot_be() {
     let refused = |flags: &[&str]| folder.refused(&[&["plan", "run.yaml"], flags].concat(), 64);
     assert_snapshot!(refused(&["--gpus", "16", "--gpu", "h100"]), @r"
     error: there are no published figures of a GPU `h100` here
-    hint: did you mean `h200`? Known: b200, h200, h100-80g, h100-pcie, a100-80g, a100-40g, l40s, a40, rtx-a6000, rtx-4090, rtx-3090, a10, l4.
+    hint: did you mean `h100-80g`? Known: b200, h200, h100-80g, h100-pcie, a100-80g, a100-40g, l40s, a40, rtx-a6000, rtx-4090, rtx-3090, a10, l4.
     ");
     assert_snapshot!(refused(&["--gpus", "12", "--gpu", "h200"]), @r"
     error: 12 GPUs do not fill nodes of 8

@@ -210,9 +210,10 @@ pub enum KernelBackend {
     Cpu {
         num_threads: usize,
     },
-    /// `memory` is the GPU's, if there is a GPU to ask.
+    /// `memory` and `name` are the GPU's, if there is a GPU to ask.
     Cuda {
         memory: Option<Bytes>,
+        name: Option<&'static str>,
     },
 }
 
@@ -220,7 +221,7 @@ impl From<Machine> for KernelBackend {
     fn from(machine: Machine) -> KernelBackend {
         match machine.device {
             Device::Cpu => KernelBackend::Cpu { num_threads: machine.num_threads },
-            Device::Cuda(gpu) => KernelBackend::Cuda { memory: Some(gpu.total) },
+            Device::Cuda(gpu) => KernelBackend::Cuda { memory: Some(gpu.total), name: Some(&gpu.name) },
         }
     }
 }

@@ -1,13 +1,78 @@
 //! The choices that a configuration leaves to the plan: how much to recompute, and which optimizer states stay on the
-//! device.
+//! device. The cost model decides: of the candidates that fit, the one with the shortest predicted step wins.
+//!
+//! All ranks must choose the same, so the rates that decide are published or generic figures, never what a rank has
+//! measured.
 
 use lockstep_core::Bytes;
 
 use crate::buffer::MemoryTier;
+use crate::cost::Machine;
 use crate::input::{ModelPlan, PlanInput, RecomputePolicy};
-use crate::run_plan::lay_out;
+use crate::run_plan::{PlanData, lay_out};
+
+/// Amounts of recomputation that are compared, besides the least that fits.
+const AMOUNTS: u32 = 4;
+
+/// Predictions that differ by less than this are equal. The first of equal candidates wins: it recomputes less.
+const EQUAL: f64 = 0.001;
+
+/// Which choices are open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OpenChoices {
+    /// How much each block recomputes.
+    pub recompute: bool,
+    /// How many units' optimizer states are on the device, if states are offloaded.
+    pub offload: bool,
+}
 
 impl PlanInput {
+    /// Makes the open choices: the fastest candidate that fits. If none fits, the one that needs the least memory.
+    ///
+    /// Recomputation and offload compete for the same memory: what is recomputed makes room for states on the device.
+    /// So candidates are amounts of recomputation from the least that fits to everything, each with as many states on
+    /// the device as then fit: a state on the device never takes longer to update than one on the host.
+    pub fn with_fastest_choices(self, open: OpenChoices, machine: &Machine) -> PlanInput {
+        let offload = open.offload && self.models.iter().any(offloads);
+        if !open.recompute && !offload {
+            return self;
+        }
+        let blocks = self.models.iter().map(|model| model.shape.layers as u32).max().unwrap_or(0);
+        let most = 2 * blocks;
+        let amounts = match open.recompute {
+            true => {
+                let nth = |n: u32| self.with_recompute(RecomputePolicy::nth(n, blocks));
+                let least = first_true(most, |n| machine.fits(&lay_out(nth(n))));
+                let mut amounts: Vec<u32> =
+                    (0..=AMOUNTS).map(|i| least + (most - least) * i / AMOUNTS).collect();
+                amounts.dedup();
+                amounts.into_iter().map(nth).collect()
+            }
+            false => vec![self],
+        };
+        // With more recomputation at least as many units fit on the device.
+        let mut units_on_device = 0;
+        let mut fastest: Option<(f64, PlanInput)> = None;
+        let num_amounts = amounts.len();
+        for (i, input) in amounts.into_iter().enumerate() {
+            let input = match offload {
+                true => input.with_units_that_fit(units_on_device, &|plan| machine.fits(plan)),
+                false => input,
+            };
+            units_on_device = input.models[0].placements.optimizer_units_on_device;
+            let plan = lay_out(input.clone());
+            let is_last_resort = i + 1 == num_amounts && fastest.is_none();
+            if !machine.fits(&plan) && !is_last_resort {
+                continue;
+            }
+            let seconds = machine.predict(&plan).step_seconds;
+            if fastest.as_ref().is_none_or(|(least, _)| seconds < (1.0 - EQUAL) * least) {
+                fastest = Some((seconds, input));
+            }
+        }
+        fastest.expect("the last candidate counts even if it does not fit").1
+    }
+
     /// Recomputes as little as `budget` allows. If nothing fits, everything is recomputed.
     pub fn with_least_recompute(self, budget: Bytes) -> PlanInput {
         let blocks = self.models.iter().map(|model| model.shape.layers as u32).max().unwrap_or(0);
@@ -22,13 +87,18 @@ impl PlanInput {
 
     /// If optimizer states are offloaded, keeps those of as many units on the device as `budget` allows.
     pub fn with_most_units_on_device(self, budget: Bytes) -> PlanInput {
-        let offloads =
-            |model: &&ModelPlan| model.trains() && model.placements.optimizer_tier != MemoryTier::Device;
+        self.with_units_that_fit(0, &|plan| plan.device_bytes() <= budget)
+    }
+
+    /// If optimizer states are offloaded, keeps those of as many units on the device as fit. `least` units are known
+    /// to fit, or nothing does.
+    fn with_units_that_fit(self, least: u32, fits: &dyn Fn(&PlanData) -> bool) -> PlanInput {
         // At least one unit is offloaded, because the configuration asks for offload.
-        let units = self.models.iter().filter(offloads).map(|model| model.units.len() as u32 - 1);
+        let units =
+            self.models.iter().filter(|model| offloads(model)).map(|model| model.units.len() as u32 - 1);
         let Some(most) = units.min() else { return self };
         let offloading = |n: u32| self.with_units_on_device(most - n);
-        offloading(first_true(most, |n| offloading(n).fits(budget)))
+        offloading(first_true(most - least.min(most), |n| fits(&lay_out(offloading(n)))))
     }
 
     /// If optimizer states are offloaded, offloads those of at least `ratio` of the trained parameters.
@@ -55,6 +125,10 @@ impl PlanInput {
     fn fits(self, budget: Bytes) -> bool {
         lay_out(self).device_bytes() <= budget
     }
+}
+
+fn offloads(model: &ModelPlan) -> bool {
+    model.trains() && model.placements.optimizer_tier != MemoryTier::Device
 }
 
 /// The first number below `end` for which `is` holds, by binary search: `is` must hold for all numbers after it.

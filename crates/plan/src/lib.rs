@@ -20,6 +20,7 @@ mod generation;
 mod happens_before;
 mod input;
 mod memory;
+mod memory_table;
 mod optimizer;
 mod print;
 mod resolve;
@@ -31,6 +32,7 @@ mod tests;
 mod unit_layout;
 
 pub use axes::Axes;
+pub use budget::OpenChoices;
 pub use buffer::{Access, Buffer, BufferId, BufferKind, InFlight, MemoryTier, ParamState};
 pub use builder::{PassKind, StepBuilder, UnitPass};
 pub use check::Violation;
@@ -40,8 +42,9 @@ pub use input::{
     ModelSettings, OwnedPart, Placement, Placements, PlanInput, RecomputePolicy,
 };
 pub use memory::{MemoryPlan, last_uses, pack};
+pub use memory_table::{MemoryBreakdown, MemoryGroup, TierBytes, memory_table};
 pub use optimizer::{OptimizerSpec, OptimizerStateSpec};
-pub use print::{memory_table, operation_text, schedule_text};
+pub use print::{operation_text, schedule_text};
 pub use resolve::{
     DeviceMemory, Hardware, ModelNeeds, RunNeeds, bounds, budget, chosen_strategy, default_budget,
     default_head_chunk_tokens, optimizer_spec, resolve, sequence_bounds, storage,

@@ -9,7 +9,7 @@ use crate::happens_before::HappensBefore;
 use crate::schedule::{Lane, OpId, Schedule};
 
 /// Buffers start on multiples of a page.
-const ALIGN: u64 = 4096;
+pub(crate) const ALIGN: u64 = 4096;
 
 /// How often packing is tried again from each initial order.
 const ATTEMPTS: usize = 40;
@@ -20,9 +20,10 @@ pub struct MemoryPlan {
     pub offsets: Vec<(BufferId, Bytes)>,
     /// The arena's size.
     pub bytes: Bytes,
-    /// A lower bound for any packing: the bytes of the largest set found of buffers that are pairwise live at the same
-    /// time.
+    /// A lower bound for any packing: the bytes of `peak`.
     pub live_peak: Bytes,
+    /// The largest set found of buffers that are pairwise live at the same time. None of them share bytes.
+    pub peak: Vec<BufferId>,
 }
 
 impl MemoryPlan {
@@ -31,7 +32,12 @@ impl MemoryPlan {
         let moved = other.offsets.iter().map(|(id, at)| (*id, start + *at));
         let mut offsets: Vec<_> = self.offsets.into_iter().chain(moved).collect();
         offsets.sort_unstable_by_key(|(id, _)| *id);
-        MemoryPlan { offsets, bytes: start + other.bytes, live_peak: self.live_peak + other.live_peak }
+        MemoryPlan {
+            offsets,
+            bytes: start + other.bytes,
+            live_peak: self.live_peak + other.live_peak,
+            peak: self.peak.into_iter().chain(other.peak).collect(),
+        }
     }
 }
 
@@ -79,7 +85,8 @@ pub fn pack(schedule: &Schedule, buffers: &[Buffer], is_wanted: impl Fn(BufferId
     orders[0].sort_by_key(by_size);
     orders[1].sort_by_key(by_pressure);
     orders[2].sort_by_key(by_first_use);
-    let live_peak = Bytes(heaviest_clique(&items, &conflicts));
+    let peak = heaviest_clique(&items, &conflicts);
+    let live_peak = Bytes(peak.iter().map(|i| items[*i].bytes).sum());
     let (mut bytes, mut starts) = (u64::MAX, Vec::new());
     for mut order in orders {
         for _ in 0..ATTEMPTS {
@@ -98,6 +105,7 @@ pub fn pack(schedule: &Schedule, buffers: &[Buffer], is_wanted: impl Fn(BufferId
         offsets: items.iter().zip(starts).map(|(item, start)| (item.id, Bytes(start))).collect(),
         bytes: Bytes(bytes),
         live_peak,
+        peak: peak.into_iter().map(|i| items[i].id).collect(),
     }
 }
 
@@ -167,18 +175,19 @@ fn are_disjoint(order: &HappensBefore, a: &[Lifetime], b: &[Lifetime]) -> bool {
     })
 }
 
-/// The bytes of the largest set found of items that conflict pairwise.
-fn heaviest_clique(items: &[Item], conflicts: &[Vec<bool>]) -> u64 {
+/// The largest set found of items that conflict pairwise.
+fn heaviest_clique(items: &[Item], conflicts: &[Vec<bool>]) -> Vec<usize> {
     let mut heaviest_first: Vec<usize> = (0..items.len()).collect();
     heaviest_first.sort_by_key(|i| Reverse(items[*i].bytes));
-    let clique_bytes = |seed: usize| {
+    let clique_of = |seed: usize| {
         let mut clique = vec![seed];
         for i in &heaviest_first {
             if clique.iter().all(|j| i != j && conflicts[*i][*j]) {
                 clique.push(*i);
             }
         }
-        clique.iter().map(|i| items[*i].bytes).sum()
+        clique
     };
-    (0..items.len()).map(clique_bytes).max().unwrap_or(0)
+    let bytes = |clique: &Vec<usize>| clique.iter().map(|i| items[*i].bytes).sum::<u64>();
+    (0..items.len()).map(clique_of).max_by_key(bytes).unwrap_or_default()
 }

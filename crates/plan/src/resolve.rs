@@ -7,7 +7,9 @@ use lockstep_config::{
 use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute, pattern_matches, units};
 
+use crate::budget::OpenChoices;
 use crate::buffer::MemoryTier;
+use crate::cost::Figures;
 use crate::generation::WantedGeneration;
 use crate::input::{
     AccumulationOrder, BatchBounds, DeviceNeeds, ModelPlan, ModelRole, ModelSettings, Placement, Placements,
@@ -40,6 +42,8 @@ pub struct Hardware<'a> {
     pub workspace: &'a dyn Fn(&ModelShape, &BatchBounds) -> Bytes,
     /// Host memory that the process uses besides the plan's.
     pub process_bytes: Bytes,
+    /// What the device can do, for choices that the configuration leaves open. The same on every rank.
+    pub figures: Figures,
 }
 
 /// The memory of the device that ranks compute on.
@@ -129,19 +133,24 @@ pub fn resolve(
         input = input.offloading_at_least(ratio);
     }
     let budget = budget(config);
-    if p.recompute == config::Recompute::Auto {
-        let available =
-            budget.or_else(|| default_budget(config, hardware.device)).ok_or(PlanError::NoBudget)?;
-        input = input.with_least_recompute(available);
+    let open = OpenChoices {
+        recompute: p.recompute == config::Recompute::Auto,
+        offload: budget.is_some() && p.offload_ratio.is_none(),
+    };
+    let available = budget.or_else(|| default_budget(config, hardware.device));
+    if open.recompute && available.is_none() {
+        return Err(PlanError::NoBudget);
     }
-    if let (Some(budget), None) = (budget, p.offload_ratio) {
-        input = input.with_most_units_on_device(budget);
+    if let Some(available) = available {
+        let (nodes, ranks_per_node) = (p.nodes, p.nproc_per_node);
+        let machine = hardware.figures.machine(nodes, ranks_per_node, storage, available);
+        input = input.with_fastest_choices(open, &machine);
     }
     for (i, model) in needs.models.iter().enumerate() {
         if let Some(wanted) = model.generation {
             // A GPU has no other use for its memory. A host's memory is shared.
             let available = match hardware.device {
-                DeviceMemory::Gpu(_) => budget.or_else(|| default_budget(config, hardware.device)),
+                DeviceMemory::Gpu(_) => available,
                 DeviceMemory::Host(_) => budget,
             };
             let bounds = input.generation_bounds(ModelId(i as u8), wanted, available)?;
@@ -187,7 +196,7 @@ fn settings(
         recompute: match p.recompute {
             config::Recompute::None => Recompute::None,
             config::Recompute::Selective => Recompute::Selective,
-            // `auto` starts from `full`; `with_least_recompute` reduces it.
+            // `auto` starts from `full`; `with_fastest_choices` reduces it.
             config::Recompute::Full | config::Recompute::Auto => Recompute::Full,
         }
         .into(),

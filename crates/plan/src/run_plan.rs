@@ -8,7 +8,7 @@ use crate::buffer::{Access, Buffer, BufferId, BufferKind, MemoryTier, ParamState
 use crate::builder::{BufferTable, StepBuilder};
 use crate::check::{Violation, check_phase};
 use crate::input::{AccumulationOrder, PlanInput};
-use crate::memory::{MemoryPlan, pack};
+use crate::memory::{ALIGN, MemoryPlan, pack};
 use crate::schedule::{ModelId, OpKind, Schedule};
 use crate::unit_layout::UnitLayout;
 
@@ -158,7 +158,6 @@ impl std::fmt::Display for PhaseKind {
     }
 }
 
-const ALIGN: u64 = 4096;
 /// The exported range starts and ends on a page boundary, for every page size in use.
 const EXPORT_ALIGN: u64 = 64 << 10;
 

@@ -9,6 +9,7 @@ use lockstep_core::{Bytes, DType, Rank};
 use lockstep_data::{Dataset, Format, Tokenizer, TokenizerSource, first_format, preparing_bytes};
 use lockstep_device::{Amx, Device, HostMemory, Machine};
 use lockstep_model::KernelBackend;
+use lockstep_plan::cost::Figures;
 use lockstep_plan::{
     BatchBounds, DeviceMemory, Hardware, PlanInput, RunPlan, bounds, budget, build, resolve,
 };
@@ -395,7 +396,15 @@ fn plan_input(
     let workspace = |shape: &ModelShape, bounds: &BatchBounds| {
         lockstep_model::workspace_bytes(shape, bounds.tokens, bounds.max_doc, kernels)
     };
-    let hardware = Hardware { device: device_memory(kernels), workspace: &workspace, process_bytes: process };
+    let hardware = Hardware {
+        device: device_memory(kernels),
+        workspace: &workspace,
+        process_bytes: process,
+        figures: match kernels {
+            KernelBackend::Cpu { .. } => Figures::CPU,
+            KernelBackend::Cuda { memory, name } => Figures::gpu(name, memory),
+        },
+    };
     let mut config = config.clone();
     config.resolve_auto_sizes(models.0[0].shape.dim as u64);
     Ok(resolve(&config, &run_needs(&config, models, objective, kernels), &hardware)?)
@@ -405,7 +414,7 @@ fn plan_input(
 pub fn device_memory(kernels: KernelBackend) -> DeviceMemory {
     match kernels {
         KernelBackend::Cpu { .. } => DeviceMemory::Host(HostMemory::read().map(|memory| memory.capacity())),
-        KernelBackend::Cuda { memory } => DeviceMemory::Gpu(memory),
+        KernelBackend::Cuda { memory, .. } => DeviceMemory::Gpu(memory),
     }
 }
 

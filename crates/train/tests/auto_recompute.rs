@@ -24,7 +24,7 @@ fn recomputed(gib: u64, settings: &[&str]) -> RecomputePolicy {
     let config = lockstep_config::load(None, &all).unwrap();
     let tokenizer = load_tokenizer(&config).unwrap();
     let models = RunModels::of(&config, &tokenizer).unwrap();
-    let kernels = KernelBackend::Cuda { memory: Some(Bytes(gib << 30)) };
+    let kernels = KernelBackend::Cuda { memory: Some(Bytes(gib << 30)), name: Some("NVIDIA H200") };
     plan_for(&config, &models, &tokenizer, None, kernels).unwrap().input.models[0].recompute
 }
 
@@ -40,4 +40,13 @@ fn a_larger_gpu_recomputes_less() {
     // A memory budget overrides the GPU's memory, and ranks that share a GPU divide its memory.
     assert_eq!(recomputed(190, &["memory_budget_gib=126"]), some);
     assert_eq!(recomputed(190, &["share_gpus=true", "nproc_per_node=2", "strategy=ddp"]), everything);
+}
+
+/// Recomputation makes room for optimizer states on the device, and that saves more time than it costs.
+#[test]
+fn offload_recomputes_more() {
+    let offloaded = ["memory_budget_gib=44", "offload_optimizer=cpu"];
+    let chosen = recomputed(139, &offloaded);
+    assert_eq!(chosen, RecomputePolicy::nth(64, 32), "less recomputation fits, but is slower");
+    assert_eq!(recomputed(139, &offloaded), chosen);
 }

@@ -1,16 +1,19 @@
 //! `lockstep plan`: the memory, the predicted time and the schedule of a run.
 
+mod cpu_rates;
 mod explain;
 mod machine;
 mod output;
+mod rates_cache;
+mod refusal;
 mod subject;
 
 use lockstep_config::{DeviceKind, Purpose, RunConfig, list_settings};
 use lockstep_plan::cost::{
-    MemoryCurve, curve_json, curve_svg, curve_text, refusal_json, refusal_text, scaling_json, scaling_table,
-    scaling_text, strategies_json, strategies_text, strategy_table, suggest_changes,
+    MemoryCurve, curve_json, curve_svg, curve_text, memory_json, refusal_json, refusal_text, scaling_json,
+    scaling_table, scaling_text, strategies_json, strategies_text, strategy_table, suggest_changes,
 };
-use lockstep_plan::{PlanError, RunPlan};
+use lockstep_plan::{MemoryBreakdown, PlanError, RunPlan};
 use lockstep_train::{NumericsFingerprint, TrainError};
 use serde_json::json;
 
@@ -20,6 +23,7 @@ use crate::report::{self, Failure};
 use crate::train::boxed;
 use crate::{foreign_launch, gpu, hub};
 
+pub(crate) use refusal::explained;
 pub(crate) use subject::PlanSubject;
 
 /// Columns of the picture of memory in a terminal.
@@ -30,11 +34,12 @@ pub(crate) fn run(args: &Plan) -> Result<(), Failure> {
     let world = machine::world_settings(args, paper.as_ref())?;
     let (mut config, _) = foreign_launch::read(&args.run.words(), &world)?.0.load(Purpose::Plan)?;
     hub::provide(&mut config, &mut String::new(), Need::Plan)?;
-    let subject = PlanSubject::of(&config, paper)?;
+    let mut subject = PlanSubject::of(&config, paper)?;
     subject.resolve_auto_sizes(&mut config);
     if args.origins {
         return report::print(&origins(&config, args.json));
     }
+    subject.use_measured_rates(&config);
     if args.explain_oom {
         return explain::run(&config, &subject, args.json);
     }
@@ -54,6 +59,7 @@ pub(crate) fn run(args: &Plan) -> Result<(), Failure> {
     }
     let mut compared = comparison(&config, &subject, args.json)?;
     if args.json {
+        compared.json["memory"] = memory_json(&MemoryBreakdown::of(&plan));
         compared.json["memory_over_step"] = curve.as_ref().map(curve_json).into();
         compared.json["fingerprint"] = numerics(&config, &plan).hash().to_string().into();
         return report::print(&format!("{:#}\n", compared.json));

@@ -10,7 +10,7 @@ use lockstep_shape::ModelShape;
 use lockstep_train::{RunModels, TrainError};
 
 use super::machine::{self, PlanMachine};
-use super::planned_device;
+use super::{planned_device, rates_cache};
 use crate::gpu;
 use crate::report::Failure;
 use crate::train::boxed;
@@ -33,13 +33,35 @@ impl PlanSubject {
         let tokenizer = lockstep_train::load_tokenizer(config).map_err(boxed)?;
         let models = RunModels::of(config, &tokenizer).map_err(boxed)?;
         let kernels = match (&paper, planned_device(config)) {
-            (Some(paper), _) => KernelBackend::Cuda { memory: Some(paper.chip.memory()) },
-            (None, DeviceKind::Cuda) => KernelBackend::Cuda { memory: gpu::memory() },
+            (Some(paper), _) => {
+                KernelBackend::Cuda { memory: Some(paper.chip.memory()), name: Some(paper.chip.name) }
+            }
+            (None, DeviceKind::Cuda) => {
+                let (name, memory) = gpu::first().unzip();
+                // Plans refer to the name until the process ends.
+                KernelBackend::Cuda { memory, name: name.map(|name| &*name.leak()) }
+            }
             _ => KernelBackend::Cpu { num_threads: lockstep_train::num_threads(config) },
         };
         let input = lockstep_train::plan_input_for(config, &models, &tokenizer, kernels).map_err(boxed)?;
         let PlanMachine { machine, basis } = machine::of(config, kernels, input.storage, paper.as_ref());
         Ok(PlanSubject { tokenizer, models, kernels, input, machine, basis, paper })
+    }
+
+    /// Replaces the generic rates of a CPU by measured ones, from the cache if they are there. With the strategy `auto`
+    /// they stay generic: `train` chooses with generic rates, because all its ranks must choose the same, and a plan
+    /// must choose what `train` does.
+    pub(super) fn use_measured_rates(&mut self, config: &RunConfig) {
+        let (KernelBackend::Cpu { num_threads }, true) =
+            (self.kernels, config.plan.strategy != StrategyName::Auto)
+        else {
+            return;
+        };
+        if let Some(rates) = rates_cache::of_cpu(num_threads, config.plan.nproc_per_node as usize) {
+            self.machine.rates = rates;
+            self.basis =
+                format!("Times are predictions from measured rates of {num_threads} cores of this CPU.");
+        }
     }
 
     /// Sets the sizes that the configuration leaves to the model.

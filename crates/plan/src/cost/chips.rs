@@ -118,9 +118,12 @@ impl ChipError {
 impl Chip {
     pub fn named(name: &str) -> Result<&'static Chip, ChipError> {
         let wanted = name.trim().to_ascii_lowercase();
-        CHIPS.iter().find(|chip| chip.name == wanted).ok_or_else(|| ChipError {
-            closest: lockstep_core::closest(&wanted, CHIPS.iter().map(|chip| chip.name)),
-            name: name.into(),
+        CHIPS.iter().find(|chip| chip.name == wanted).ok_or_else(|| {
+            let names = || CHIPS.iter().map(|chip| chip.name);
+            // `h100` means a model of the H100, not the H200.
+            let longer = names().find(|name| !wanted.is_empty() && name.starts_with(&wanted));
+            let closest = longer.or_else(|| lockstep_core::closest(&wanted, names()));
+            ChipError { name: name.into(), closest }
         })
     }
 

@@ -10,6 +10,7 @@ use crate::cost::prediction::Prediction;
 use crate::cost::rates::{GemmTile, MatmulRates, Rates};
 use crate::cost::scaling::{ScalingRow, ScalingTable};
 use crate::cost::strategies::{StrategyRow, StrategyTable};
+use crate::memory_table::{MemoryBreakdown, MemoryGroup, TierBytes};
 use crate::schedule::Lane;
 
 pub fn strategies_json(table: &StrategyTable) -> Value {
@@ -99,6 +100,27 @@ pub fn curve_json(curve: &MemoryCurve) -> Value {
         "resident_bytes": curve.residents.0,
         "peak_bytes": curve.peak().0,
         "live_bytes": curve.points.iter().map(|point| point.live.0).collect::<Vec<_>>(),
+    })
+}
+
+/// Where a rank's bytes go: the groups of the memory table with their parts.
+pub fn memory_json(memory: &MemoryBreakdown) -> Value {
+    let tiers = |[device, host, nvme]: TierBytes| json!({ "device_bytes": device.0, "host_bytes": host.0, "nvme_bytes": nvme.0 });
+    let named = |name: &str, bytes: TierBytes| {
+        let mut value = tiers(bytes);
+        value["name"] = name.into();
+        value
+    };
+    let group = |group: &MemoryGroup| {
+        let mut value = named(&group.name, group.bytes);
+        value["parts"] = group.parts.iter().map(|(name, bytes)| named(name, *bytes)).collect();
+        value
+    };
+    json!({
+        "residents": group(&memory.residents),
+        "phases": memory.phases.iter().map(group).collect::<Vec<_>>(),
+        "overhead": tiers(memory.overhead),
+        "total": tiers(memory.total),
     })
 }
 

@@ -2,33 +2,8 @@
 
 use lockstep_core::Bytes;
 
-use crate::buffer::{Access, BufferId, BufferKind, MemoryTier};
+use crate::buffer::{Access, BufferId, MemoryTier};
 use crate::run_plan::{Phase, PlanData};
-
-/// What a buffer that lives within a step is counted as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum TransientKind {
-    Parameters,
-    Gradients,
-    Activations,
-    Buffers,
-}
-
-impl TransientKind {
-    pub(crate) const COUNT: usize = 4;
-
-    fn of(kind: BufferKind) -> TransientKind {
-        match kind {
-            BufferKind::UnshardedParams { .. } | BufferKind::ParamStaging { .. } => TransientKind::Parameters,
-            BufferKind::UnshardedGrad { .. } => TransientKind::Gradients,
-            BufferKind::Residual { .. }
-            | BufferKind::ResidualGrad { .. }
-            | BufferKind::SavedActivations { .. }
-            | BufferKind::RecomputedActivations { .. } => TransientKind::Activations,
-            _ => TransientKind::Buffers,
-        }
-    }
-}
 
 /// The memory while one operation runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +12,6 @@ pub struct CurvePoint {
     pub live: Bytes,
     /// Where the last of these buffers ends in the arena.
     pub extent: Bytes,
-    pub(crate) by_kind: [Bytes; TransientKind::COUNT],
 }
 
 /// The device memory in use over the operations of a phase, in the order of the schedule. The overhead of the process
@@ -53,16 +27,14 @@ pub struct MemoryCurve {
 impl MemoryCurve {
     pub fn of(plan: &PlanData, phase: &Phase) -> MemoryCurve {
         let residents = plan.residents[MemoryTier::Device as usize].bytes;
-        let none = CurvePoint { live: residents, extent: residents, by_kind: Default::default() };
+        let none = CurvePoint { live: residents, extent: residents };
         let mut points = vec![none; phase.schedule.ops.len()];
         for (id, offset) in &phase.memory.offsets {
-            let buffer = &plan.buffers[id.0 as usize];
-            let bytes = buffer.bytes();
+            let bytes = plan.buffers[id.0 as usize].bytes();
             for (first, last) in lifetimes(phase, *id) {
                 for point in &mut points[first..=last] {
                     point.live += bytes;
                     point.extent = point.extent.max(residents + *offset + bytes.align_to(4096));
-                    point.by_kind[TransientKind::of(buffer.kind) as usize] += bytes;
                 }
             }
         }
@@ -78,12 +50,6 @@ impl MemoryCurve {
     /// The size of the arena that the curve needs: the plan's peak.
     pub fn peak(&self) -> Bytes {
         self.points.iter().map(|point| point.extent).max().unwrap_or(self.residents)
-    }
-
-    /// The operation with the most live bytes.
-    pub fn peak_op(&self) -> Option<usize> {
-        let most = self.points.iter().map(|point| point.live).max()?;
-        self.points.iter().position(|point| point.live == most)
     }
 }
 

@@ -3,7 +3,6 @@
 use lockstep_core::Bytes;
 
 use crate::buffer::{BufferKind, MemoryTier, ParamState};
-use crate::cost::memory_curve::{MemoryCurve, TransientKind};
 use crate::run_plan::PlanData;
 
 /// The device memory of a rank at its peak. The kinds add up to the total.
@@ -36,13 +35,20 @@ impl MemoryByKind {
                 _ => {}
             }
         }
-        if let Some(curve) = MemoryCurve::of_largest_phase(plan)
-            && let Some(peak) = curve.peak_op()
-        {
-            let live = curve.points[peak].by_kind;
-            kinds.parameters += live[TransientKind::Parameters as usize];
-            kinds.gradients += live[TransientKind::Gradients as usize];
-            kinds.activations += live[TransientKind::Activations as usize];
+        let largest = plan.phases.iter().max_by_key(|phase| phase.memory.bytes);
+        for id in largest.iter().flat_map(|phase| &phase.memory.peak) {
+            let buffer = &plan.buffers[id.0 as usize];
+            match buffer.kind {
+                BufferKind::UnshardedParams { .. } | BufferKind::ParamStaging { .. } => {
+                    kinds.parameters += buffer.bytes()
+                }
+                BufferKind::UnshardedGrad { .. } => kinds.gradients += buffer.bytes(),
+                BufferKind::Residual { .. }
+                | BufferKind::ResidualGrad { .. }
+                | BufferKind::SavedActivations { .. }
+                | BufferKind::RecomputedActivations { .. } => kinds.activations += buffer.bytes(),
+                _ => {}
+            }
         }
         kinds.buffers = plan.device_bytes() - kinds.total();
         kinds

@@ -6,7 +6,7 @@
 //! - `simulate` runs a schedule on its lanes with these durations.
 //! - `prediction` is the result for a whole plan: seconds per step, tokens per second, communication.
 //! - `workload`, `strategies`, `changes` and `scaling` compare plans; `memory_curve` shows one plan's memory over time.
-//! - `paper` describes a cluster that is not here.
+//! - `paper` describes a cluster that is not here; `figures` has what is published of this machine.
 //!
 //! Everything here is a pure function. A caller measures rates or takes published ones. `docs/cost-model.md` has the
 //! formulas and the known errors.
@@ -16,6 +16,7 @@ mod chips;
 mod cluster;
 mod collective;
 mod curve_picture;
+mod figures;
 mod json;
 mod memory_curve;
 mod memory_kinds;
@@ -39,7 +40,10 @@ pub use chips::{CHIPS, Chip, ChipError, HostRates};
 pub use cluster::{Cluster, Link, NetworkError, NetworkSpeed, Transport};
 pub use collective::{Collective, Group};
 pub use curve_picture::{curve_svg, curve_text};
-pub use json::{curve_json, rates_from_json, rates_json, refusal_json, scaling_json, strategies_json};
+pub use figures::Figures;
+pub use json::{
+    curve_json, memory_json, rates_from_json, rates_json, refusal_json, scaling_json, strategies_json,
+};
 pub use memory_curve::{CurvePoint, MemoryCurve};
 pub use memory_kinds::MemoryByKind;
 pub use oom::{OutOfMemoryReport, explain_oom};
@@ -52,6 +56,6 @@ pub use simulate::{OpTime, Simulation, Straggler, simulate};
 pub use strategies::{
     STRATEGIES, StrategyChoice, StrategyRow, StrategyTable, choose_strategy, strategy_table,
 };
-pub use text::{refusal_text, scaling_text, strategies_text};
+pub use text::{changes_text, refusal_text, scaling_text, strategies_text};
 pub use work::{Gemm, Work};
 pub use workload::{Machine, Workload, WorkspaceBytes};

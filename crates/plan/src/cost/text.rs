@@ -48,14 +48,31 @@ fn bytes_text(bytes: Bytes) -> String {
 
 /// A refusal: what is missing, and the changes that make it fit.
 pub fn refusal_text(refusal: &Refusal) -> String {
-    let Refusal { needed, budget, .. } = *refusal;
-    let over = if needed > budget { needed - budget } else { Bytes::ZERO };
-    let mut out = match over {
-        Bytes::ZERO => {
-            format!("The plan needs {needed} on the device, and more host memory than there is.\n")
+    format!("{}\n{}", sentence(&refusal.to_string()), changes_text(refusal))
+}
+
+fn sentence(text: &str) -> String {
+    let mut chars = text.chars();
+    let first = chars.next().map(|first| first.to_ascii_uppercase());
+    first.into_iter().chain(chars).chain(['.']).collect()
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Refusal { needed, budget, .. } = *self;
+        match needed > budget {
+            true => {
+                let over = needed - budget;
+                write!(f, "the plan needs {needed} on the device, {over} over the budget of {budget}")
+            }
+            false => write!(f, "the plan needs {needed} on the device, and more host memory than there is"),
         }
-        over => format!("The plan needs {needed} on the device, {over} over the budget of {budget}.\n"),
-    };
+    }
+}
+
+/// The changes that make a refused run fit, with their memory and time.
+pub fn changes_text(refusal: &Refusal) -> String {
+    let mut out = String::new();
     if refusal.suggestions.is_empty() {
         out.push_str("No change of batch, recomputation, precision, strategy or offload makes it fit: ");
         out.push_str("use more or larger GPUs, or lower max_length.\n");
@@ -76,7 +93,7 @@ pub fn refusal_text(refusal: &Refusal) -> String {
     out.push_str(&columns(&rows));
     let offloads = |change: &Change| matches!(change, Change::OffloadOptimizer(_));
     if refusal.suggestions.iter().any(|suggestion| suggestion.changes.iter().any(offloads)) {
-        let gib = (budget.0 as f64 / (1u64 << 30) as f64 * 10.0).floor() / 10.0;
+        let gib = (refusal.budget.0 as f64 / (1u64 << 30) as f64 * 10.0).floor() / 10.0;
         let _ = writeln!(
             out,
             "\nSet memory_budget_gib: {gib} with offload_optimizer, so that it offloads no more than it must."

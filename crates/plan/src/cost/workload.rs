@@ -4,11 +4,12 @@ use lockstep_config::{self as config, RunConfig, StrategyName};
 use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_shape::ModelShape;
 
+use crate::budget::OpenChoices;
 use crate::buffer::MemoryTier;
 use crate::cost::cluster::Cluster;
 use crate::cost::prediction::{Prediction, predict};
 use crate::cost::rates::Rates;
-use crate::input::{AccumulationOrder, BatchBounds, ModelPlan, Placement, PlanInput, RecomputePolicy};
+use crate::input::{AccumulationOrder, BatchBounds, Placement, PlanInput, RecomputePolicy};
 use crate::run_plan::{PlanData, lay_out};
 use crate::strategy;
 
@@ -37,9 +38,9 @@ pub struct Workload<'a> {
     pub rows: u32,
     /// `None`: the strategy's default.
     pub order: Option<AccumulationOrder>,
-    /// Recompute as little as fits.
+    /// The plan decides how much is recomputed.
     pub auto_recompute: bool,
-    /// Offload as few units as fit, where the optimizer is offloaded.
+    /// The plan decides how many units' states are on the device, where the optimizer is offloaded.
     pub auto_offload: bool,
     pub workspace: WorkspaceBytes<'a>,
 }
@@ -142,36 +143,8 @@ impl Workload<'_> {
 
     /// Lays the run out in memory, after the choices that are left to the plan.
     pub fn lay_out(&self, machine: &Machine) -> PlanData {
-        let budget = machine.budget;
-        let offloads =
-            |model: &ModelPlan| model.trains() && model.placements.optimizer_tier != MemoryTier::Device;
-        if self.auto_recompute && self.auto_offload && self.input.models.iter().any(offloads) {
-            return self.fastest_layout(machine);
-        }
-        let mut input = self.input.clone();
-        if self.auto_recompute {
-            input = input.with_least_recompute(budget);
-        }
-        if self.auto_offload {
-            input = input.with_most_units_on_device(budget);
-        }
-        lay_out(input)
-    }
-
-    /// Recomputation and offload compete for the same memory: what is recomputed makes room for states on the device.
-    /// Tries some amounts of recomputation, each with as many states on the device as fit. If nothing fits, everything
-    /// is recomputed.
-    fn fastest_layout(&self, machine: &Machine) -> PlanData {
-        const AMOUNTS: u32 = 4;
-        let blocks = self.input.models.iter().map(|model| model.shape.layers as u32).max().unwrap_or(0);
-        let with_amount = |amount: u32| {
-            let policy = RecomputePolicy::nth(2 * blocks * amount / AMOUNTS, blocks);
-            lay_out(self.with_recompute(policy).input.with_most_units_on_device(machine.budget))
-        };
-        let fitting = (0..=AMOUNTS).map(with_amount).filter(|plan| machine.fits(plan));
-        let timed = fitting.map(|plan| (machine.predict(&plan).step_seconds, plan));
-        let fastest = timed.min_by(|a, b| a.0.total_cmp(&b.0));
-        fastest.map_or_else(|| with_amount(AMOUNTS), |(_, plan)| plan)
+        let open = OpenChoices { recompute: self.auto_recompute, offload: self.auto_offload };
+        lay_out(self.input.clone().with_fastest_choices(open, machine))
     }
 }
 

@@ -4,7 +4,10 @@ use lockstep_config::StrategyName;
 use lockstep_core::{Axis, Bytes, DType};
 use lockstep_shape::Recompute;
 
-use crate::{BufferKind, MemoryTier, ModelRole, OpKind, ParamState, Phase, RecomputePolicy, RunPlan, build};
+use crate::{
+    BufferKind, MemoryBreakdown, MemoryTier, ModelRole, OpKind, ParamState, Phase, RecomputePolicy, RunPlan,
+    build,
+};
 
 use super::{TestSetup, lane_simulator, resident_bytes, train_phase};
 
@@ -255,4 +258,30 @@ fn the_plan_shows_the_cost_of_the_accumulation_order() {
     };
     let (local, reduced) = (of(crate::AccumulationOrder::Local), of(crate::AccumulationOrder::Reduced));
     assert!(local > reduced, "{local} {reduced}");
+}
+
+/// Parts add up to their group, and groups to the total, exactly and in every memory. No part is negative, because
+/// `Bytes` cannot be, and subtracting too much panics.
+#[test]
+fn the_memory_table_adds_up() {
+    for name in [StrategyName::Ddp, StrategyName::Zero1, StrategyName::Zero2, StrategyName::Zero3] {
+        for (ranks, tier) in [(1, MemoryTier::Device), (4, MemoryTier::Device), (2, MemoryTier::Nvme)] {
+            for ppo in [false, true] {
+                let plan = of_15m(name, 1, ranks).with(|s| (s.optimizer_tier, s.ppo) = (tier, ppo)).plan();
+                let memory = MemoryBreakdown::of(&plan);
+                for group in memory.phases.iter().chain([&memory.residents]) {
+                    for tier in 0..MemoryTier::COUNT {
+                        let sum: Bytes = group.parts.iter().map(|(_, bytes)| bytes[tier]).sum();
+                        assert_eq!(sum, group.bytes[tier], "{name}, {ranks} ranks: {group:?}");
+                    }
+                }
+                for tier in 0..MemoryTier::COUNT {
+                    let largest = memory.phases.iter().map(|phase| phase.bytes[tier]).max().unwrap();
+                    let sum = memory.residents.bytes[tier] + largest + memory.overhead[tier];
+                    assert_eq!(sum, memory.total[tier], "{name}, {ranks} ranks");
+                }
+                assert_eq!(memory.total[0], plan.device_bytes());
+            }
+        }
+    }
 }

@@ -13,7 +13,7 @@ fn numbers_with(settings: &[&str], cuda: Option<&CudaVersions>) -> NumericsFinge
     let tokenizer = load_tokenizer(&config).unwrap();
     let models = RunModels::of(&config, &tokenizer).unwrap();
     let kernels = match cuda {
-        Some(_) => KernelBackend::Cuda { memory: None },
+        Some(_) => KernelBackend::Cuda { memory: None, name: None },
         None => KernelBackend::Cpu { num_threads: 1 },
     };
     let plan = plan_for(&config, &models, &tokenizer, None, kernels).unwrap();

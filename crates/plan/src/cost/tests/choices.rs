@@ -243,6 +243,12 @@ fn networks_and_chips_are_read() {
     assert_eq!(Chip::named("H100-80G").unwrap().name, "h100-80g");
     let error = Chip::named("h100-80gb").unwrap_err();
     assert!(error.closest == Some("h100-80g") && error.hint().contains("l40s"));
+    let closest = |name| Chip::named(name).unwrap_err().closest;
+    assert_eq!(
+        [closest("h100"), closest("A100"), closest("h20")],
+        [Some("h100-80g"), Some("a100-80g"), Some("h200")]
+    );
+    assert_eq!([closest("l4s"), closest(""), closest("tpu-v5")], [Some("l40s"), None, None]);
     assert!(PaperCluster::parse(12, "a10", "10Gbps", None).is_err(), "12 GPUs do not fill nodes of 8");
     let cluster = PaperCluster::parse(1024, "h100-80g", "400Gbps", None).unwrap();
     assert_eq!(

@@ -97,6 +97,8 @@ fn llama_7b_on_eight_cards_of_46_gb() {
     let table = strategy_table(&llama_7b(1), &machine);
     let row = |name| table.rows.iter().find(|row| row.strategy == name).unwrap();
     assert!(!row(StrategyName::Ddp).fits && row(StrategyName::Zero3).fits, "as in the guide");
+    let (ddp, zero1) = (&row(StrategyName::Ddp).prediction, &row(StrategyName::Zero1).prediction);
+    assert!(zero1.sent > ddp.sent && zero1.step_seconds > ddp.step_seconds, "zero1 also gathers parameters");
     assert_documented(&strategies_text(&table));
     let refusal = suggest_changes(&llama_7b(1), &machine).unwrap();
     assert_documented(&refusal_text(&refusal));
@@ -121,4 +123,27 @@ fn a_thousand_h100() {
         let table = scaling_table(&zero3, &cluster.machine(DType::BF16, None));
         assert_documented(&format!("{cluster}, zero3\n\n{}", scaling_text(&table)));
     }
+}
+
+/// The 7B row of "Maximizing training throughput using PyTorch FSDP" (PyTorch blog, 13 March 2024). The goal is an error
+/// below 15 %, which the model misses; the test fails if the prediction is no longer the documented one.
+#[test]
+fn a_published_result_of_another_trainer() {
+    const PUBLISHED: f64 = 3700.0;
+    let cluster = PaperCluster::parse(128, "a100-80g", "400Gbps", Some(8)).unwrap();
+    let machine = cluster.machine(DType::BF16, None);
+    let run = workload("7b", 2, 4096).with_recompute(Recompute::None.into());
+    let prediction = machine.predict(&super::plan_under(&run, StrategyName::Zero3, &machine));
+    let predicted = prediction.tokens_per_s / 128.0;
+    let error = 100.0 * (predicted / PUBLISHED - 1.0);
+    let rows = [
+        ["", "predicted", "published", "error"].map(String::from).to_vec(),
+        vec![
+            "tokens/s per GPU".into(),
+            format!("{predicted:.0}"),
+            format!("{PUBLISHED}"),
+            format!("{error:+.1} %"),
+        ],
+    ];
+    assert_documented(&columns(&rows));
 }
