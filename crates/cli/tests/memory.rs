@@ -72,7 +72,12 @@ fn holds_its_plan(folder: &Folder, settings: &[&str]) -> u64 {
     let [peak, planned, arena, foreign] = logged(folder);
     println!("peak {peak}, arena {arena}, beyond it {}, foreign {foreign}", peak as i64 - arena as i64);
     assert_eq!(planned, arena + foreign);
-    assert!(peak as f64 <= arena as f64 * 1.02 + foreign as f64, "peak {peak} is over {arena} + {foreign}");
+    // The plan is for optimised builds. The code of other builds is larger, and so is what of it is in memory.
+    let code = if cfg!(debug_assertions) { 3 << 20 } else { 0 };
+    assert!(
+        peak as f64 <= arena as f64 * 1.02 + (foreign + code) as f64,
+        "peak {peak} is over {arena} + {foreign}"
+    );
     assert!(peak as f64 >= arena as f64 * 0.98, "peak {peak} is under the arena {arena}");
     // The constant must not be several times the real value.
     assert!(
