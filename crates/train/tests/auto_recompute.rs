@@ -42,11 +42,12 @@ fn a_larger_gpu_recomputes_less() {
     assert_eq!(recomputed(190, &["share_gpus=true", "nproc_per_node=2", "strategy=ddp"]), everything);
 }
 
-/// Recomputation makes room for optimizer states on the device, and that saves more time than it costs.
+/// Recomputation makes room for optimizer states on the device, and that saves more time than it costs: most blocks
+/// recompute everything, though a plan in which none does would fit.
 #[test]
 fn offload_recomputes_more() {
     let offloaded = ["memory_budget_gib=44", "offload_optimizer=cpu"];
     let chosen = recomputed(139, &offloaded);
-    assert_eq!(chosen, RecomputePolicy::nth(64, 32), "less recomputation fits, but is slower");
+    assert!(chosen.early == Recompute::Full && chosen.late_blocks <= 16, "{chosen:?}");
     assert_eq!(recomputed(139, &offloaded), chosen);
 }
