@@ -4,6 +4,7 @@ mod bench;
 mod download;
 mod model;
 mod parsers;
+mod starters;
 mod train;
 
 use clap::{Args, Parser, Subcommand};
@@ -15,6 +16,7 @@ pub(crate) use bench::{
 pub(crate) use download::{Download, RepoType};
 pub(crate) use model::{Chat, DeviceArg, Eval, Export, Generate, Model, SamplingFlags, TemplateFlags};
 pub(crate) use parsers::tee;
+pub(crate) use starters::{Completions, Init, Man, Recipe, RecipeCommand, Shell};
 pub(crate) use train::{
     ConvertConfig, JOIN_TIMEOUT, LaunchFlags, Nproc, Plan, Prepare, Quickstart, QuickstartAlgorithm, Train,
 };
@@ -31,6 +33,11 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Train a small model on generated data in about a minute, and test it
     Quickstart(Quickstart),
+    /// Write a configuration from the answers to a few questions
+    #[command(after_help = starters::DEFAULTS)]
+    Init(Init),
+    /// List, show and copy built-in configurations
+    Recipe(Recipe),
     /// Train a model, on one rank or on many
     #[command(visible_alias = "launch", aliases = train::ALGORITHMS, after_help = format!("{}\n\n{}", train::ALGORITHM_COMMANDS, train::SEVERAL_NODES))]
     Train(Train),
@@ -62,6 +69,10 @@ pub(crate) enum Command {
     Keys,
     /// Print the JSON Schema of the configuration, for editors
     Schema,
+    /// Print completions for a shell
+    Completions(Completions),
+    /// Print or write manual pages
+    Man(Man),
 }
 
 #[derive(Debug, Args)]
