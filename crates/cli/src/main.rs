@@ -5,6 +5,7 @@
 mod args;
 mod bench;
 mod chat;
+mod collectives;
 mod completions;
 mod config_file;
 mod convert_config;
@@ -34,6 +35,7 @@ mod recipe;
 mod report;
 mod reporter;
 mod selftest;
+mod selftest_ranks;
 mod stop;
 mod train;
 

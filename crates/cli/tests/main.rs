@@ -14,6 +14,7 @@ mod device;
 mod dialects;
 mod docs;
 mod doctor;
+mod environment;
 mod evaluation;
 mod export;
 mod first_save;

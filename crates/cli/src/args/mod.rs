@@ -59,7 +59,8 @@ pub(crate) enum Command {
     /// Download a model or a data set from the Hugging Face Hub
     #[command(after_help = download::CACHE)]
     Download(Download),
-    /// Check the operations and training steps of this machine against references
+    /// Check the results of this machine, or of the collectives between ranks
+    #[command(after_help = SELFTEST_RANKS)]
     Selftest(Selftest),
     /// Measure the speed of this machine
     Bench(Bench),
@@ -75,15 +76,25 @@ pub(crate) enum Command {
     Man(Man),
 }
 
+const SELFTEST_RANKS: &str = "\
+With --nproc, --nnodes or under torchrun, every rank reduces and gathers known values over the transport that a run would \
+use, checks the results and measures the speed. Operations and training steps are checked without these flags.";
+
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print a text to paste into a report, without secrets, addresses, and names of users and hosts
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) report: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Selftest {
+    /// With several ranks, set keys as in a run: carrier=tcp, share_gpus=true
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) settings: Vec<String>,
     /// Check this device: auto, cpu or cuda [default: a GPU if one works]
     #[arg(long, value_enum, value_name = "DEVICE", default_value_t = DeviceArg::Auto, hide_default_value = true, hide_possible_values = true)]
     pub(crate) device: DeviceArg,
@@ -102,4 +113,6 @@ pub(crate) struct Selftest {
     /// Print every check, not only those that fail
     #[arg(long, short)]
     pub(crate) verbose: bool,
+    #[command(flatten)]
+    pub(crate) launch: LaunchFlags,
 }
