@@ -5,6 +5,8 @@
 mod args;
 mod bench;
 mod chat;
+mod collectives;
+mod completions;
 mod config_file;
 mod convert_config;
 mod doctor;
@@ -20,15 +22,20 @@ mod gpu;
 mod gpu_of_rank;
 mod host;
 mod hub;
+mod init;
 mod inputs;
 mod launch;
+mod man;
+mod output_file;
 mod plan;
 mod prepare;
 mod quickstart;
 mod ranks;
+mod recipe;
 mod report;
 mod reporter;
 mod selftest;
+mod selftest_ranks;
 mod stop;
 mod train;
 
@@ -76,6 +83,8 @@ fn arguments() -> Vec<String> {
 fn run(command: &Command) -> Result<ExitCode, report::Failure> {
     match command {
         Command::Quickstart(args) => quickstart::run(args),
+        Command::Init(args) => init::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Recipe(args) => recipe::run(args).map(|()| ExitCode::SUCCESS),
         Command::Train(args) => train::run(args),
         Command::Plan(plan) => plan::run(plan).map(|()| ExitCode::SUCCESS),
         Command::Chat(args) => chat::run(args).map(|()| ExitCode::SUCCESS),
@@ -89,6 +98,8 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Doctor(args) => doctor::run(args),
         Command::ConvertConfig(args) => convert_config::run(args).map(|()| ExitCode::SUCCESS),
         Command::Schema => report::print(&lockstep_config::schema()).map(|()| ExitCode::SUCCESS),
+        Command::Completions(args) => completions::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Man(args) => man::run(args).map(|()| ExitCode::SUCCESS),
         Command::Keys => report::print(&lockstep_config::reference()).map(|()| ExitCode::SUCCESS),
     }
 }

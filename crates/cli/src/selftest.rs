@@ -1,4 +1,5 @@
-//! `lockstep selftest`: checks the operations and training steps of a device against references.
+//! `lockstep selftest`: checks the operations and training steps of a device against references; with several ranks, the
+//! collectives between them (`selftest_ranks`).
 
 use std::fmt;
 use std::process::ExitCode;
@@ -8,17 +9,17 @@ use lockstep_device::{Device, Queue};
 use lockstep_ops::selftest::{Check, Selection};
 
 use crate::args::Selftest;
-use crate::gpu;
 use crate::report::{self, Failure};
-use crate::train::boxed;
+use crate::train::{boxed, launch_failed};
+use crate::{gpu, ranks, selftest_ranks};
 
 /// The largest number of elements of an input with `--small`.
 const SMALL: usize = 20_000;
 
 #[derive(Debug)]
-struct ChecksFailed {
-    failed: usize,
-    all: usize,
+pub(crate) struct ChecksFailed {
+    pub(crate) failed: usize,
+    pub(crate) all: usize,
 }
 
 impl fmt::Display for ChecksFailed {
@@ -40,6 +41,15 @@ impl Fault for ChecksFailed {
 }
 
 pub(crate) fn run(args: &Selftest) -> Result<ExitCode, Failure> {
+    match ranks::world(None).map_err(launch_failed)? {
+        Some(world) if world.world_size > 1 => selftest_ranks::as_rank(args, &world),
+        None if args.launch.starts_ranks() || !args.settings.is_empty() => selftest_ranks::start(args),
+        _ => check_device(args),
+    }
+}
+
+/// Checks one device, in this process.
+fn check_device(args: &Selftest) -> Result<ExitCode, Failure> {
     let seed = args.seed.unwrap_or_else(fresh_seed);
     let device = gpu::choose(args.device.into())?;
     let queue = device.queue(2).map_err(|e| -> Failure { Box::new(e) })?;

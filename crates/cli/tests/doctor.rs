@@ -45,20 +45,29 @@ fn a_line_for_every_part() {
         .lines()
         .filter(|line| !line.starts_with("      "))
         .filter_map(|line| line.get(6..)?.split("  ").next())
-        .filter(|part| !part.starts_with("GPU") && *part != "kernel cache" && *part != "/dev/shm")
+        .filter(|part| {
+            !part.starts_with("GPU 0")
+                && !part.starts_with("GPU 1")
+                && *part != "kernel cache"
+                && *part != "/dev/shm"
+        })
         .collect();
     let lines = &parts[1..parts.len() - 1];
     assert_snapshot!(lines.join("\n"), @r"
     CPU
     memory
     open files
+    cgroup limits
     disk
     nvme offload
+    port
+    network
     NVIDIA driver
     NVRTC
     cuBLASLt
     NCCL
     cuDNN
+    GPU processes
     HF Hub
     HF cache
     HF token
@@ -94,4 +103,36 @@ fn a_folder_that_is_gone_is_no_reason_to_fail() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(text.contains("the current folder does not exist"), "{text}");
+}
+
+#[test]
+fn a_report_names_nobody() {
+    let folder = Folder::new(RUN);
+    let home = folder.path("home/alice.person");
+    std::fs::create_dir_all(&home).unwrap();
+    let text = output(
+        doctor(&folder, &["--report"])
+            .env("HOME", &home)
+            .env("USER", "alice.person")
+            .env("HF_TOKEN", "hf_secret")
+            .env("HF_ENDPOINT", "https://hub.example.net"),
+    );
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    for word in ["alice", "hf_secret", "example.net", "127.0.0.1"] {
+        assert!(!text.contains(word), "{word}: {text}");
+    }
+    assert!(host.trim().len() < 3 || !text.contains(host.trim()), "{host}: {text}");
+    for word in [
+        "lockstep ",
+        "memory",
+        "HF cache       ~/.cache/huggingface/hub",
+        "HF_TOKEN",
+        "(values not shown)",
+        "system: ",
+    ] {
+        let compact = text.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(compact.contains(&word.split_whitespace().collect::<Vec<_>>().join(" ")), "{word}: {text}");
+    }
+    // Everything in it is in one block of printable text.
+    assert!(text.chars().all(|c| c == '\n' || !c.is_control()) && !text.contains("\n\n"), "{text}");
 }

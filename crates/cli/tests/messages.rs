@@ -110,6 +110,30 @@ fn bad_launches() {
 }
 
 #[test]
+fn starting_points() {
+    let run = Folder::new(RUN);
+    message("recipe_ls", &run, "recipe ls");
+    message("recipe_unknown", &run, "recipe show ddpo");
+    message("recipe_far", &run, "recipe show pretraining");
+    message("recipe_cp", &run, "recipe cp dpo");
+    message("recipe_exists", &run, "recipe cp dpo");
+    message("recipe_no_folder", &run, "recipe cp dpo nope/dpo.yaml");
+    message("init_no_terminal", &run, "init new.yaml");
+    message("init_exists", &run, "init");
+    message("init_done", &run, "init new.yaml --yes");
+    message("init_algorithm", &run, "init other.yaml --yes --algorithm drpo");
+    message("init_model", &run, "init other.yaml --yes --model nope");
+    message("init_data", &run, "init other.yaml --yes --data 'no data'");
+    message("init_reward", &run, "init other.yaml --yes --algorithm grpo --reward luck");
+    message("init_reward_model", &run, "init other.yaml --yes --algorithm ppo --reward exact_match");
+    message("init_nproc", &run, "init other.yaml --yes --nproc 0");
+    message("completions_shell", &run, "completions tcsh");
+    message("man_no_folder", &run, "man --dir run.yaml/man");
+    message("doctor_flags", &run, "doctor --json --report");
+    message("selftest_one_rank", &run, "selftest --device cpu --nproc 1");
+}
+
+#[test]
 fn bad_data() {
     let run = Folder::new(RUN);
     message("no_such_data", &run, "train run.yaml train_files=nope.jsonl");

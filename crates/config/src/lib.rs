@@ -66,6 +66,11 @@ pub fn is_known_key(name: &str) -> bool {
         || dialects::guides::is_known(name)
 }
 
+/// The names of all keys, for completions.
+pub fn key_names() -> impl Iterator<Item = &'static str> {
+    keys::KEYS.iter().map(|key| key.name)
+}
+
 /// The key that a user who wrote `name` probably means, for an unknown `name`.
 pub fn suggested_key(name: &str) -> Option<&'static str> {
     raw::suggestion(name)

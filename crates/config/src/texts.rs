@@ -28,14 +28,44 @@ pub struct Inputs<'a> {
     pub variables: &'a [(String, String)],
 }
 
+/// Longer lines are not quoted: a file may have thousands of errors in one line, and each quotation goes through it.
+const MAX_QUOTED_BYTES: usize = 16 << 10;
+
+/// Where the lines of a text begin, so that thousands of errors can quote theirs in little time.
+struct LineTable(Vec<usize>);
+
+impl LineTable {
+    fn of(text: &str) -> LineTable {
+        let after_breaks =
+            text.bytes().enumerate().filter(|(_, byte)| *byte == b'\n').map(|(idx, _)| idx + 1);
+        LineTable(std::iter::once(0).chain(after_breaks).collect())
+    }
+
+    /// A line of the text of which this is the table, counted from 1, without its end.
+    fn line<'t>(&self, text: &'t str, number: u32) -> Option<&'t str> {
+        let idx = (number as usize).checked_sub(1)?;
+        let (start, end) = (*self.0.get(idx)?, self.0.get(idx + 1).copied().unwrap_or(text.len()));
+        let line = text.get(start..end)?;
+        let line = line.strip_suffix('\n').unwrap_or(line);
+        Some(line.strip_suffix('\r').unwrap_or(line))
+    }
+}
+
 /// The texts, to describe positions in them.
 pub(crate) struct Texts<'a> {
     pub(crate) files: Vec<Source<'a>>,
+    /// The lines of each file.
+    written: Vec<LineTable>,
     /// The text of each file with secrets hidden. It has the same lines.
-    shown: Vec<String>,
+    shown: Vec<(String, LineTable)>,
     pub(crate) overrides: &'a [String],
     pub(crate) launch_line: Option<&'a LaunchLine>,
     pub(crate) variables: Vec<(&'a str, &'a str)>,
+}
+
+fn with_lines(text: String) -> (String, LineTable) {
+    let table = LineTable::of(&text);
+    (text, table)
 }
 
 impl<'a> Texts<'a> {
@@ -47,7 +77,8 @@ impl<'a> Texts<'a> {
         let pasted = inputs.launch_line.map_or(&[][..], |line| &line.variables[..]);
         let variables = inputs.variables.iter().chain(pasted);
         Texts {
-            shown: files.iter().map(|f| secret::redact(f.text)).collect(),
+            written: files.iter().map(|f| LineTable::of(f.text)).collect(),
+            shown: files.iter().map(|f| with_lines(secret::redact(f.text))).collect(),
             files,
             overrides: inputs.overrides,
             launch_line: inputs.launch_line,
@@ -83,8 +114,12 @@ impl<'a> Texts<'a> {
     }
 
     fn excerpt(&self, at: At, idx: usize) -> Option<Excerpt> {
-        let line = |text: &'_ str| text.lines().nth(at.line as usize - 1).map(str::to_owned);
-        let (written, shown) = (line(self.files[idx].text)?, line(&self.shown[idx])?);
+        let (shown_text, shown_lines) = &self.shown[idx];
+        let written = self.written[idx].line(self.files[idx].text, at.line)?;
+        let shown = shown_lines.line(shown_text, at.line)?;
+        if written.len() > MAX_QUOTED_BYTES {
+            return None;
+        }
         let same = written.chars().zip(shown.chars()).take_while(|(a, b)| a == b).count();
         let column = at.column as usize;
         // A hidden secret shifts the text after it, so count from the end there.
@@ -94,6 +129,6 @@ impl<'a> Texts<'a> {
             let from_end = (written.chars().count() + 1).saturating_sub(column);
             (shown.chars().count() + 1).saturating_sub(from_end).max(same + 1)
         };
-        Some(Excerpt::new(at.line, &shown, column as u32, at.width))
+        Some(Excerpt::new(at.line, shown, column as u32, at.width))
     }
 }

@@ -1,4 +1,4 @@
-//! Environment variables of other trainers, in one list. The launcher's own are in docs/launch.md.
+//! Environment variables of other trainers, in one list. docs/environment.md has all variables that Lockstep reads.
 
 use crate::keys;
 use crate::raw::{RawConfig, Setting};

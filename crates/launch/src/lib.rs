@@ -54,4 +54,4 @@ pub use session::{FailureNotice, Session};
 pub use signals::{EndSignal, Signals};
 pub use supervise::{Ending, Supervisor, Tee, supervise};
 pub use token::Token;
-pub use world::{RendezvousHost, World};
+pub use world::{DEFAULT_PORT, RendezvousHost, World};

@@ -18,7 +18,7 @@ use crate::signals::{EndSignal, Signals};
 use crate::spawn::{RankProcess, Scratch};
 use crate::stop_policy::{Action, Event, Restarts, StopPolicy};
 use crate::token::Token;
-use crate::world::{LOOPBACK, RendezvousHost, World};
+use crate::world::{DEFAULT_PORT, LOOPBACK, RendezvousHost, World};
 
 /// What to start on this node, and how.
 #[derive(Clone, Debug)]
@@ -72,9 +72,6 @@ pub enum Ending {
 
 /// The signal reported when a rank exits with code 143.
 const STOP: EndSignal = EndSignal::Stop { name: "SIGTERM" };
-
-/// The default port of a run on several nodes, the same as torchrun's.
-const DEFAULT_PORT: u16 = 29500;
 
 /// Starts the ranks and waits until they have ended. Call it from a thread that lives as long as the process: ranks
 /// are killed when the thread that started them ends.

@@ -34,7 +34,8 @@ pub struct World {
 
 /// An upper limit on the number of ranks, to catch typing errors.
 const MAX_RANKS: u32 = 1 << 16;
-const DEFAULT_PORT: u16 = 29500;
+/// The default port of the rendezvous of several nodes, the same as torchrun's.
+pub const DEFAULT_PORT: u16 = 29500;
 pub(crate) const LOOPBACK: &str = "127.0.0.1";
 
 impl World {

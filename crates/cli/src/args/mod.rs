@@ -4,6 +4,7 @@ mod bench;
 mod download;
 mod model;
 mod parsers;
+mod starters;
 mod train;
 
 use clap::{Args, Parser, Subcommand};
@@ -15,6 +16,7 @@ pub(crate) use bench::{
 pub(crate) use download::{Download, RepoType};
 pub(crate) use model::{Chat, DeviceArg, Eval, Export, Generate, Model, SamplingFlags, TemplateFlags};
 pub(crate) use parsers::tee;
+pub(crate) use starters::{Completions, Init, Man, Recipe, RecipeCommand, Shell};
 pub(crate) use train::{
     ConvertConfig, JOIN_TIMEOUT, LaunchFlags, Nproc, Plan, Prepare, Quickstart, QuickstartAlgorithm, Train,
 };
@@ -31,6 +33,11 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Train a small model on generated data in about a minute, and test it
     Quickstart(Quickstart),
+    /// Write a configuration from the answers to a few questions
+    #[command(after_help = starters::DEFAULTS)]
+    Init(Init),
+    /// List, show and copy built-in configurations
+    Recipe(Recipe),
     /// Train a model, on one rank or on many
     #[command(visible_alias = "launch", aliases = train::ALGORITHMS, after_help = format!("{}\n\n{}", train::ALGORITHM_COMMANDS, train::SEVERAL_NODES))]
     Train(Train),
@@ -52,7 +59,8 @@ pub(crate) enum Command {
     /// Download a model or a data set from the Hugging Face Hub
     #[command(after_help = download::CACHE)]
     Download(Download),
-    /// Check the operations and training steps of this machine against references
+    /// Check the results of this machine, or of the collectives between ranks
+    #[command(after_help = SELFTEST_RANKS)]
     Selftest(Selftest),
     /// Measure the speed of this machine
     Bench(Bench),
@@ -62,17 +70,31 @@ pub(crate) enum Command {
     Keys,
     /// Print the JSON Schema of the configuration, for editors
     Schema,
+    /// Print completions for a shell
+    Completions(Completions),
+    /// Print or write manual pages
+    Man(Man),
 }
+
+const SELFTEST_RANKS: &str = "\
+With --nproc, --nnodes or under torchrun, every rank reduces and gathers known values over the transport that a run would \
+use, checks the results and measures the speed. Operations and training steps are checked without these flags.";
 
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print a text to paste into a report, without secrets, addresses, and names of users and hosts
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) report: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Selftest {
+    /// With several ranks, set keys as in a run: carrier=tcp, share_gpus=true
+    #[arg(value_name = "KEY=VALUE")]
+    pub(crate) settings: Vec<String>,
     /// Check this device: auto, cpu or cuda [default: a GPU if one works]
     #[arg(long, value_enum, value_name = "DEVICE", default_value_t = DeviceArg::Auto, hide_default_value = true, hide_possible_values = true)]
     pub(crate) device: DeviceArg,
@@ -91,4 +113,6 @@ pub(crate) struct Selftest {
     /// Print every check, not only those that fail
     #[arg(long, short)]
     pub(crate) verbose: bool,
+    #[command(flatten)]
+    pub(crate) launch: LaunchFlags,
 }

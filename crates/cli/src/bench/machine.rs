@@ -35,6 +35,6 @@ impl BenchTarget {
     }
 }
 
-pub(super) fn failed(error: MemoryError) -> Failure {
+pub(crate) fn failed(error: MemoryError) -> Failure {
     Box::new(EngineError::from(error))
 }

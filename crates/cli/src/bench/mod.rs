@@ -13,6 +13,9 @@ use std::process::ExitCode;
 use crate::args::{Bench, BenchCommand};
 use crate::report::Failure;
 
+pub(crate) use machine::failed;
+pub(crate) use table::per_second;
+
 pub(crate) fn run(args: &Bench) -> Result<ExitCode, Failure> {
     match &args.command {
         BenchCommand::Step(args) => step::run(args)?,

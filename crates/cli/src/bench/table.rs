@@ -104,7 +104,7 @@ fn operations(flops: f64) -> String {
 }
 
 /// Three digits and a unit: `812 GB/s`, `1.20 TFLOP/s`.
-pub(super) fn per_second(amount: f64, of: &str) -> String {
+pub(crate) fn per_second(amount: f64, of: &str) -> String {
     let (value, unit) = match amount {
         a if a >= 1e12 => (a / 1e12, "T"),
         a if a >= 1e9 => (a / 1e9, "G"),

@@ -3,9 +3,13 @@
 //! The checks use few resources: no GPU is opened, and at most a few MiB are written. A part that cannot be checked is
 //! reported like a missing one.
 
+mod cgroup;
 mod cuda;
 mod disk;
+mod gpu_processes;
 mod hub;
+mod network;
+mod paste;
 mod system;
 
 use std::process::ExitCode;
@@ -78,8 +82,11 @@ impl Finding {
 pub(crate) fn run(args: &Doctor) -> Result<ExitCode, Failure> {
     let gpus = cuda::check();
     let mut findings = system::check(gpus.num_usable);
+    findings.push(cgroup::check());
     findings.extend(disk::check());
+    findings.extend(network::check());
     findings.extend(gpus.findings);
+    findings.push(gpu_processes::check(gpus.num_usable));
     findings.extend(hub::check());
     let works = findings.iter().all(|finding| finding.status != Status::Fail);
     let device = match (works, gpus.works) {
@@ -91,6 +98,8 @@ pub(crate) fn run(args: &Doctor) -> Result<ExitCode, Failure> {
         let all: Vec<Value> = findings.iter().map(Finding::json).collect();
         let version = env!("CARGO_PKG_VERSION");
         format!("{}\n", json!({ "version": version, "device": device, "findings": all }))
+    } else if args.report {
+        paste::report(&findings, &|findings| table(findings, device))
     } else {
         table(&findings, device)
     };

@@ -3,7 +3,6 @@
 mod cpu_rates;
 mod explain;
 mod machine;
-mod output;
 mod rates_cache;
 mod refusal;
 mod subject;
@@ -21,7 +20,7 @@ use crate::args::Plan;
 use crate::hub::Need;
 use crate::report::{self, Failure};
 use crate::train::boxed;
-use crate::{foreign_launch, gpu, hub};
+use crate::{foreign_launch, gpu, hub, output_file};
 
 pub(crate) use refusal::explained;
 pub(crate) use subject::PlanSubject;
@@ -55,7 +54,7 @@ pub(crate) fn run(args: &Plan) -> Result<(), Failure> {
     };
     let curve = MemoryCurve::of_largest_phase(&plan);
     if let (Some(path), Some(curve)) = (&args.svg, &curve) {
-        output::write(path, &curve_svg(curve, Some(subject.machine.budget)))?;
+        output_file::write(path, &curve_svg(curve, Some(subject.machine.budget)))?;
     }
     let mut compared = comparison(&config, &subject, args.json)?;
     if args.json {

@@ -10,7 +10,7 @@ use crate::{
 /// Files of every dialect start with keys that decide the dialect.
 const STARTS: [&str; 4] = ["", "steps_per_print: 1\n", "machine_rank: 0\n", "model: tiny\n"];
 
-fn check(files: &[(&str, &str)], line: &str) {
+pub(super) fn check(files: &[(&str, &str)], line: &str) {
     if let Err(errors) = load_with(files, line, &["model=tiny"]) {
         let text = errors.to_string();
         assert!(!errors.0.is_empty() && text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");

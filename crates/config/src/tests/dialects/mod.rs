@@ -7,6 +7,7 @@ mod guides;
 mod hostile;
 mod launch_lines;
 mod messages;
+mod mutated;
 mod origins;
 mod real_world;
 mod schema;
