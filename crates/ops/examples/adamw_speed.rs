@@ -9,6 +9,7 @@ use std::time::Instant;
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{InstructionSet, Isa, Memory, Queue, View};
 use lockstep_ops::adamw::{self, Hyperparams, ParamRange};
+use lockstep_ops::optimizer::Params;
 use lockstep_ops::{lion, reduce, sgd};
 
 fn main() {
@@ -40,24 +41,32 @@ fn measure(isa: Isa, threads: usize, elems: usize) {
     report("addition", 12 * elems, || reduce::add(&queue, view(4, DType::F32), grad));
     let params = Hyperparams::at(10, 1e-3, (0.9, 0.95), 1e-8, 0.5);
     let update = |working: Option<View>| {
-        let range = ParamRange { master, working, grad, m, v, weight_decay: 0.1 };
+        let range = ParamRange {
+            params: Params::Master { master, working },
+            grad,
+            m: m.into(),
+            v: v.into(),
+            rounding: None,
+            weight_decay: 0.1,
+        };
         adamw::update(&queue, range, &params, None);
     };
     report("update, f32 alone", 28 * elems, || update(None));
     for dtype in [DType::BF16, DType::F16] {
         report(&format!("update, {dtype} copy"), 32 * elems, || update(Some(view(4, dtype))));
     }
-    let plain = sgd::ParamRange { master, working: None, grad, momentum: None, weight_decay: 0.1 };
-    let params = sgd::Hyperparams { lr: 1e-3, momentum: 0.0, nesterov: false, clip: 0.5 };
-    report("sgd", 12 * elems, || sgd::update(&queue, plain, &params, None));
-    let (range, params) = (
-        sgd::ParamRange { momentum: Some(m), ..plain },
-        sgd::Hyperparams { momentum: 0.9, nesterov: true, ..params },
+    let params = Params::Master { master, working: None };
+    let plain = sgd::ParamRange { params, grad, momentum: None, rounding: None, weight_decay: 0.1 };
+    let rates = sgd::Hyperparams { lr: 1e-3, momentum: 0.0, nesterov: false, clip: 0.5 };
+    report("sgd", 12 * elems, || sgd::update(&queue, plain, &rates, None));
+    let (range, rates) = (
+        sgd::ParamRange { momentum: Some(m.into()), ..plain },
+        sgd::Hyperparams { momentum: 0.9, nesterov: true, ..rates },
     );
-    report("sgd with momentum", 20 * elems, || sgd::update(&queue, range, &params, None));
-    let range = lion::ParamRange { master, working: None, grad, m, weight_decay: 0.1 };
-    let params = lion::Hyperparams::new(1e-3, (0.9, 0.99), 0.5);
-    report("lion", 20 * elems, || lion::update(&queue, range, &params, None));
+    report("sgd with momentum", 20 * elems, || sgd::update(&queue, range, &rates, None));
+    let range = lion::ParamRange { params, grad, m: m.into(), rounding: None, weight_decay: 0.1 };
+    let rates = lion::Hyperparams::new(1e-3, (0.9, 0.99), 0.5);
+    report("lion", 20 * elems, || lion::update(&queue, range, &rates, None));
 }
 
 fn report(name: &str, bytes: usize, run: impl Fn()) {

@@ -13,6 +13,7 @@ use lockstep_core::{Bytes, DType};
 use lockstep_device::cuda::{CudaQueue, Event, Gpu, GpuError, LibrarySearch};
 use lockstep_device::{Memory, Queue, View};
 use lockstep_ops::dropout::{Mask, Site};
+use lockstep_ops::optimizer::Params;
 use lockstep_ops::{Mat, adamw, bias, cross_entropy, dropout, embedding, reduce, rmsnorm, rope, swiglu};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -172,7 +173,14 @@ impl Bench {
         self.used.set(0);
         let [master, grad, m, v] = [(); 4].map(|()| self.fill(1, LEN, DType::F32).view);
         let working = Some(self.take(LEN, DType::BF16));
-        let range = adamw::ParamRange { master, working, grad, m, v, weight_decay: 0.1 };
+        let range = adamw::ParamRange {
+            params: Params::Master { master, working },
+            grad,
+            m: m.into(),
+            v: v.into(),
+            rounding: None,
+            weight_decay: 0.1,
+        };
         let params = adamw::Hyperparams::at(3, 1e-3, (0.9, 0.95), 1e-8, 1.0);
         let decision = self.take(4, DType::F64);
         decision.write(&[1.0, 1.0, 1.0, 0f64]).expect("the GPU works");

@@ -20,6 +20,8 @@ pub mod embedding;
 pub mod host;
 pub mod lion;
 pub mod matmul;
+pub mod optimizer;
+pub mod quant;
 pub mod reduce;
 pub mod rmsnorm;
 pub mod rope;
@@ -38,7 +40,6 @@ mod invalid_operands;
 mod mat;
 mod math;
 mod operands;
-mod optimizer;
 mod sources;
 #[cfg(test)]
 mod testing;

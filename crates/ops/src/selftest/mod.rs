@@ -10,6 +10,7 @@ mod attention;
 mod harness;
 mod matmul;
 mod optimizer;
+mod updates;
 mod vocab;
 
 use lockstep_core::{Bytes, DType};
@@ -71,6 +72,7 @@ pub fn run(
 }
 
 fn all(harness: &Harness) -> Result<(), GpuError> {
+    updates::run(harness)?;
     optimizer::run(harness)?;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         activations::run(harness, dtype)?;
@@ -104,6 +106,7 @@ mod tests {
             let selection = Selection { largest: LARGEST, ..Selection::ALL };
             let mut harness = Harness::new(&queue, &memory, 3, selection, each);
             harness.compares = false;
+            updates::run(&harness).unwrap();
             optimizer::run(&harness).unwrap();
             activations::run(&harness, dtype).unwrap();
             vocab::run(&harness, dtype).unwrap();
