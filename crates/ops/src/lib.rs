@@ -20,6 +20,7 @@ pub mod embedding;
 pub mod host;
 pub mod lion;
 pub mod matmul;
+pub mod nf4;
 pub mod optimizer;
 pub mod quant;
 pub mod reduce;

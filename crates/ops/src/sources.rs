@@ -6,7 +6,7 @@ use lockstep_device::cuda::{KernelSource, KernelVariant};
 use crate::attention::Heads;
 use crate::optimizer::{ParamFormat, StateFormat, UpdateFormat};
 use crate::{
-    adamw, bias, cross_entropy, dropout, embedding, lion, reduce, rmsnorm, rope, rows, score_head, sgd,
+    adamw, bias, cross_entropy, dropout, embedding, lion, nf4, reduce, rmsnorm, rope, rows, score_head, sgd,
     swiglu,
 };
 
@@ -17,6 +17,7 @@ pub fn all_kernel_sources(sm: u32) -> Vec<(&'static KernelSource, KernelVariant)
         &cross_entropy::cuda::SOURCE,
         &dropout::cuda::SOURCE,
         &embedding::cuda::SOURCE,
+        &nf4::cuda::SOURCE,
         &rmsnorm::cuda::SOURCE,
         &rope::cuda::SOURCE,
         &rows::cuda::SOURCE,

@@ -10,6 +10,7 @@ mod attention;
 mod harness;
 mod matmul;
 mod optimizer;
+mod quantised;
 mod updates;
 mod vocab;
 
@@ -74,6 +75,7 @@ pub fn run(
 fn all(harness: &Harness) -> Result<(), GpuError> {
     updates::run(harness)?;
     optimizer::run(harness)?;
+    quantised::run(harness)?;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         activations::run(harness, dtype)?;
         vocab::run(harness, dtype)?;
@@ -108,6 +110,7 @@ mod tests {
             harness.compares = false;
             updates::run(&harness).unwrap();
             optimizer::run(&harness).unwrap();
+            quantised::run(&harness).unwrap();
             activations::run(&harness, dtype).unwrap();
             vocab::run(&harness, dtype).unwrap();
             matmul::run(&harness, dtype).unwrap();
