@@ -1,4 +1,6 @@
-use lockstep_device::{CpuQueue, Real, View};
+#[cfg(target_arch = "x86_64")]
+use lockstep_device::InstructionSet;
+use lockstep_device::{CpuQueue, Isa, Real, View};
 
 use super::{BLOCK_ELEMS, Nf4, SCALES_PER_BLOCK, Scales, VALUES};
 use crate::dispatch::with_real;
@@ -21,7 +23,7 @@ pub(super) fn dequantise(cpu: &CpuQueue, out: View, from: &Nf4, first: usize) {
             cpu.isa.run(#[inline(always)] || {
                 let blocks = out.chunks_mut(BLOCK_ELEMS).zip(codes.chunks(BLOCK_ELEMS / 2));
                 for (block, (out, codes)) in blocks.enumerate() {
-                    dequantise_block(out, codes, scale(&from.scales, first / BLOCK_ELEMS + block));
+                    dequantise_block(cpu.isa, out, codes, scale(&from.scales, first / BLOCK_ELEMS + block));
                 }
             });
         });
@@ -44,8 +46,19 @@ fn scale(scales: &Scales, block: usize) -> f32 {
 
 /// Rounds the 16 possible weights of the block first, so that each element is a lookup.
 #[inline(always)]
-fn dequantise_block<R: Real>(out: &mut [R], codes: &[u8], scale: f32) {
-    let weights = VALUES.map(|value| R::from_f32(value * scale));
+fn dequantise_block<R: Real>(isa: Isa, out: &mut [R], codes: &[u8], scale: f32) {
+    let mut weights = [R::from_f32(0.0); 16];
+    for (weight, value) in weights.iter_mut().zip(VALUES) {
+        *weight = R::from_f32(value * scale);
+    }
+    #[cfg(target_arch = "x86_64")]
+    if isa.set() != InstructionSet::Baseline
+        && let (Ok(out), Ok(codes)) = (<&mut [R; BLOCK_ELEMS]>::try_from(&mut *out), codes.try_into())
+    {
+        // SAFETY: both sets have AVX2, and an `Isa` only exists for a set that was detected.
+        return unsafe { super::x86::look_up(out, codes, &weights) };
+    }
+    let _ = isa;
     let weight = |code: u8| weights[usize::from(code & 15)];
     let (pairs, last) = out.as_chunks_mut::<2>();
     for (pair, codes) in pairs.iter_mut().zip(codes) {

@@ -15,6 +15,8 @@ mod quantise;
 pub mod reference;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use lockstep_core::DType;
 use lockstep_device::{Queue, View};

@@ -54,11 +54,10 @@ pub(super) fn update_with<const S: usize>(
                     // SAFETY: blocks are disjoint, this thread alone has this one, and no view overlaps another.
                     unsafe {
                         let p = block.load_params(range.params, &mut of_params);
-                        let mut scratches = of_states.each_mut().into_iter();
-                        let mut states = std::array::from_fn(|s| {
-                            let scratch = scratches.next().expect("one for each state");
-                            block.load_state(range.states[s], range.maps[s], scratch)
-                        });
+                        let mut states: [&mut [f32]; S] = [(); S].map(|()| Default::default());
+                        for (s, (state, scratch)) in states.iter_mut().zip(&mut of_states).enumerate() {
+                            *state = block.load_state(range.states[s], range.maps[s], scratch);
+                        }
                         let g = block.load_grads(range.grad, &mut of_grads);
                         formula(p, states.each_mut().map(|state| &mut **state), g);
                         block.store_params(range.params, range.rounding, nontemporal, p);

@@ -18,8 +18,8 @@ const CODES: usize = 256;
 #[derive(Debug)]
 pub struct DynamicMap {
     pub values: [f32; CODES],
-    /// The midpoint between each value and the next.
-    midpoints: [f32; CODES - 1],
+    /// The midpoint between each value and the next, and infinity.
+    midpoints: [f32; CODES],
 }
 
 /// For numbers of both signs, such as first moments.
@@ -29,7 +29,7 @@ pub static UNSIGNED: DynamicMap = DynamicMap::new(false);
 
 impl DynamicMap {
     const fn new(signed: bool) -> DynamicMap {
-        let (mut values, mut midpoints) = ([0.0; CODES], [0.0; CODES - 1]);
+        let (mut values, mut midpoints) = ([0.0; CODES], [f32::INFINITY; CODES]);
         let mut code = 0;
         while code < CODES {
             values[code] = if signed { signed_value(code as u32) } else { unsigned_value(code as u32) };
@@ -44,9 +44,11 @@ impl DynamicMap {
     /// The code whose value is nearest. 0 for NaN.
     #[inline(always)]
     pub fn nearest(&self, value: f32) -> u8 {
-        let mut code = 0;
+        let mut code = 0u32;
         for step in [128, 64, 32, 16, 8, 4, 2, 1] {
-            code += if value > self.midpoints[code + step - 1] { step } else { 0 };
+            // Masked, so that the compiler knows that the index is in bounds and vectorizes the search.
+            let at = (code + step - 1) as usize % CODES;
+            code += if value > self.midpoints[at] { step } else { 0 };
         }
         code as u8
     }
