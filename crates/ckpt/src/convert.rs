@@ -15,7 +15,7 @@ pub(crate) fn decode(dtype: DType, bytes: &[u8], out: &mut [f32]) {
         DType::F32 => fill(bytes, out, f32::from_le_bytes),
         DType::BF16 => fill(bytes, out, |b| bf16::from_le_bytes(b).to_f32()),
         DType::F16 => fill(bytes, out, |b| f16::from_le_bytes(b).to_f32()),
-        DType::F64 | DType::U32 => panic!("{dtype} cannot be read as f32"),
+        DType::F64 | DType::U32 | DType::I16 | DType::U8 => panic!("{dtype} cannot be read as f32"),
     }
 }
 
@@ -25,7 +25,7 @@ pub(crate) fn encode(dtype: DType, values: &[f32], out: &mut Vec<u8>) {
         DType::F32 => out.extend(values.iter().flat_map(|v| v.to_le_bytes())),
         DType::BF16 => out.extend(values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes())),
         DType::F16 => out.extend(values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes())),
-        DType::F64 | DType::U32 => panic!("{dtype} cannot be written from f32"),
+        DType::F64 | DType::U32 | DType::I16 | DType::U8 => panic!("{dtype} cannot be written from f32"),
     }
 }
 

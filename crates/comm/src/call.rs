@@ -91,11 +91,13 @@ pub(crate) fn dtype_code(dtype: DType) -> u64 {
         DType::F16 => 3,
         DType::F64 => 4,
         DType::U32 => 5,
+        DType::I16 => 6,
+        DType::U8 => 7,
     }
 }
 
 pub(crate) fn dtype_from_code(code: u64) -> Option<DType> {
-    [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32]
+    [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32, DType::I16, DType::U8]
         .into_iter()
         .find(|dtype| dtype_code(*dtype) == code)
 }
@@ -149,7 +151,8 @@ mod tests {
     #[test]
     fn calls_survive_encoding_and_invalid_words_are_rejected() {
         for kind in KINDS {
-            for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32] {
+            for dtype in [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32, DType::I16, DType::U8]
+            {
                 let call =
                     Call { kind, dtype, elems: u64::MAX, tag: Call::HOST + 3, group: 7, shape: 0xdead_beef };
                 assert_eq!(Call::from_words(call.to_words()), Some(call));

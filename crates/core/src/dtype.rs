@@ -12,13 +12,18 @@ pub enum DType {
     F64,
     /// For token ids and document offsets.
     U32,
+    /// For the remainders of master parameters ([`crate::rounding::split`]).
+    I16,
+    /// For codes of quantised values.
+    U8,
 }
 
 impl DType {
     /// Bytes per element.
     pub const fn size(self) -> usize {
         match self {
-            DType::BF16 | DType::F16 => 2,
+            DType::U8 => 1,
+            DType::BF16 | DType::F16 | DType::I16 => 2,
             DType::F32 | DType::U32 => 4,
             DType::F64 => 8,
         }
@@ -32,6 +37,8 @@ impl DType {
             DType::F16 => "F16",
             DType::F64 => "F64",
             DType::U32 => "U32",
+            DType::I16 => "I16",
+            DType::U8 => "U8",
         }
     }
 
@@ -43,6 +50,8 @@ impl DType {
             DType::F16 => "float16",
             DType::F64 => "float64",
             DType::U32 => "uint32",
+            DType::I16 => "int16",
+            DType::U8 => "uint8",
         }
     }
 }
@@ -55,6 +64,8 @@ impl fmt::Display for DType {
             DType::F16 => "f16",
             DType::F64 => "f64",
             DType::U32 => "u32",
+            DType::I16 => "i16",
+            DType::U8 => "u8",
         })
     }
 }

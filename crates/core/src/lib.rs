@@ -1,5 +1,5 @@
 //! The types that all other crates share: data types, counted quantities, ranks and meshes, shard ranges, the
-//! counter-based random number generator, fixed orders of summation, and errors with an exit code and a hint.
+//! counter-based random number generator, roundings of weights, fixed orders of summation, and errors with an exit code and a hint.
 //!
 //! This crate uses no clock, environment, disk or network.
 
@@ -15,6 +15,7 @@ pub mod panics;
 pub mod proof;
 mod quantity;
 pub mod rng;
+pub mod rounding;
 pub mod sum;
 
 pub use dtype::DType;

@@ -21,6 +21,8 @@ pub enum Purpose {
     DataSplit = 5,
     /// Which sequences of a rollout each step uses. `a` = rollout, `b` = pass over it.
     RolloutOrder = 6,
+    /// Stochastic rounding of a tensor, by its name: keys of [`crate::rounding::RoundingBits`].
+    Rounding = 7,
 }
 
 /// One stream of random numbers: four words of 32 bits for every index.

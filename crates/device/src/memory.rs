@@ -465,26 +465,37 @@ impl<'m> View<'m> {
         }
     }
 
-    /// Copies f32 values from the host, rounded to the storage type.
+    /// Copies f32 values from the host, rounded to the storage type with ties to even.
     pub fn write_f32(&self, values: &[f32]) -> Result<(), GpuError> {
-        fn convert<R: Real>(view: &View<'_>, values: &[f32]) -> Result<(), GpuError> {
-            if view.on_gpu() {
-                let values: Vec<R> = values.iter().map(|v| R::from_f32(*v)).collect();
-                return view.write(&values);
-            }
-            // SAFETY: as in `write`.
-            let out = unsafe { view.first(values.len()).as_mut::<R>() };
-            for (o, v) in out.iter_mut().zip(values) {
-                *o = R::from_f32(*v);
-            }
-            Ok(())
-        }
         match self.dtype {
-            DType::F32 => convert::<f32>(self, values),
-            DType::BF16 => convert::<half::bf16>(self, values),
-            DType::F16 => convert::<half::f16>(self, values),
+            DType::F32 => self.write_rounded(values, f32::from_f32),
+            DType::BF16 => self.write_rounded(values, <half::bf16 as Real>::from_f32),
+            DType::F16 => self.write_rounded(values, <half::f16 as Real>::from_f32),
             other => panic!("{other} is not a float storage type"),
         }
+    }
+
+    /// Copies master parameters from the host, rounded to weights ([`Real::weight_from_f32`]).
+    pub fn write_weights(&self, masters: &[f32]) -> Result<(), GpuError> {
+        match self.dtype {
+            DType::F32 => self.write_rounded(masters, f32::weight_from_f32),
+            DType::BF16 => self.write_rounded(masters, half::bf16::weight_from_f32),
+            DType::F16 => self.write_rounded(masters, half::f16::weight_from_f32),
+            other => panic!("{other} is not a float storage type"),
+        }
+    }
+
+    fn write_rounded<R: Real>(&self, values: &[f32], round: impl Fn(f32) -> R) -> Result<(), GpuError> {
+        if self.on_gpu() {
+            let values: Vec<R> = values.iter().map(|v| round(*v)).collect();
+            return self.write(&values);
+        }
+        // SAFETY: as in `write`.
+        let out = unsafe { self.first(values.len()).as_mut::<R>() };
+        for (o, v) in out.iter_mut().zip(values) {
+            *o = round(*v);
+        }
+        Ok(())
     }
 
     /// Sets every byte to zero.

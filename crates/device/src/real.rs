@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 use lockstep_core::DType;
+use lockstep_core::rounding::bf16_ties_away;
 
 /// A float type for storage. Values are converted to f32 for arithmetic.
 pub trait Real: Copy + Send + Sync + 'static {
@@ -9,6 +10,12 @@ pub trait Real: Copy + Send + Sync + 'static {
     fn to_f32(self) -> f32;
     /// Rounds to nearest, ties to even.
     fn from_f32(value: f32) -> Self;
+    /// Rounds a master parameter to a weight: to nearest, in bf16 with ties away from zero
+    /// ([`lockstep_core::rounding`]), in f16 with ties to even.
+    #[inline(always)]
+    fn weight_from_f32(master: f32) -> Self {
+        Self::from_f32(master)
+    }
 }
 
 impl Real for f32 {
@@ -36,6 +43,10 @@ impl Real for bf16 {
         let rounded = bits.wrapping_add(0x7FFF + ((bits >> 16) & 1)) >> 16;
         let quiet_nan = (bits >> 16) | 0x40;
         bf16::from_bits(if value.is_nan() { quiet_nan } else { rounded } as u16)
+    }
+    #[inline(always)]
+    fn weight_from_f32(master: f32) -> Self {
+        bf16::from_bits(bf16_ties_away(master))
     }
 }
 

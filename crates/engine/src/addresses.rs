@@ -163,6 +163,17 @@ impl Location {
         Ok(())
     }
 
+    /// As [`Location::write_f32`], with master parameters rounded to weights.
+    pub(crate) fn write_weights(&self, memories: &Memories, masters: &[f32]) -> Result<(), EngineError> {
+        match self {
+            Location::Memory(address) => address.view(memories).write_weights(masters)?,
+            Location::File { offset, dtype, .. } => {
+                memories.offload_file().write_weights(*offset, *dtype, masters)?
+            }
+        }
+        Ok(())
+    }
+
     /// Copies all elements, in the order of `queue`. A copy to or from a GPU is only enqueued; a copy to or from the NVMe
     /// file has finished when this returns.
     pub(crate) fn copy_to(

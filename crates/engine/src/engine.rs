@@ -10,6 +10,7 @@ use std::time::Duration;
 use lockstep_comm::{NcclSpec, NcclWorld};
 use lockstep_core::{Bytes, DType, Rank, panics};
 use lockstep_device::{Device, Memory, Queue};
+use lockstep_ops::optimizer::{ParamFormat, StateFormat, UpdateFormat};
 use lockstep_plan::{Lane, ModelId, ModelPlan, Phase, PhaseKind, RunPlan};
 
 use crate::addresses::{Memories, UnitResidents};
@@ -92,7 +93,12 @@ impl Engine {
             for model in &plan.input.models {
                 let storage = plan.input.storage;
                 let mut sources = lockstep_model::kernel_sources(&model.shape, storage, gpu.sm);
-                let updates = || lockstep_ops::optimizer_kernel_source(model.optimizer.name, storage);
+                let format = UpdateFormat {
+                    params: ParamFormat::Master { working: storage },
+                    states: StateFormat::F32,
+                    grads: DType::F32,
+                };
+                let updates = || lockstep_ops::optimizer_kernel_source(model.optimizer.name, format);
                 sources.extend(model.trains().then(updates));
                 gpu.compile_ahead(&sources)?;
             }

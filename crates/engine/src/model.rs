@@ -345,8 +345,12 @@ impl ModelMut<'_> {
                 let resident =
                     self.as_ref().resident(unit, segment, one).expect("an owned state is resident");
                 let location = resident.range(segment.start + start, segment.start + end);
-                location
-                    .write_f32(&self.engine.shared.memories, &values[start - part.start..end - part.start])?;
+                let (memories, values) =
+                    (&self.engine.shared.memories, &values[start - part.start..end - part.start]);
+                match one {
+                    ParamState::Working => location.write_weights(memories, values)?,
+                    _ => location.write_f32(memories, values)?,
+                }
             }
         }
         Ok(())

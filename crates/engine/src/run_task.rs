@@ -3,6 +3,7 @@
 use lockstep_comm::{CommError, GatherPart, MAX_OFFERS};
 use lockstep_core::Axis;
 use lockstep_device::{Queue, View};
+use lockstep_ops::optimizer::{Params, State};
 use lockstep_ops::{adamw, lion, reduce, sgd};
 use lockstep_plan::operation_text;
 
@@ -130,25 +131,26 @@ impl Shared {
         let decision = self.update_decision().filter(|_| queue.cuda().is_some());
         let weight_decay = if range.decays { updates.weight_decay as f32 } else { 0.0 };
         let view = |address: &Address| address.view(&self.memories);
-        let state = |i: usize| range.states[i].as_ref().map(view);
+        let state = |i: usize| range.states[i].as_ref().map(|address| State::from(view(address)));
         let must = |i: usize| state(i).expect("the plan has the states of this rule");
-        let (master, working, grad) =
-            (view(&range.master), range.working.as_ref().map(view), view(&range.grad));
+        let (master, working) = (view(&range.master), range.working.as_ref().map(view));
+        let (params, grad, rounding) = (Params::Master { master, working }, view(&range.grad), None);
         match updates.rule {
             UpdateRule::AdamW { betas, eps } => {
                 let rates = adamw::Hyperparams::at(updates.t, updates.lr, betas, eps, step.clip);
-                let range = adamw::ParamRange { master, working, grad, m: must(0), v: must(1), weight_decay };
+                let range =
+                    adamw::ParamRange { params, grad, m: must(0), v: must(1), rounding, weight_decay };
                 adamw::update(queue, range, &rates, decision);
             }
             UpdateRule::Sgd { momentum, nesterov } => {
                 let (lr, momentum) = (updates.lr as f32, momentum as f32);
                 let rates = sgd::Hyperparams { lr, momentum, nesterov, clip: step.clip };
-                let range = sgd::ParamRange { master, working, grad, momentum: state(0), weight_decay };
+                let range = sgd::ParamRange { params, grad, momentum: state(0), rounding, weight_decay };
                 sgd::update(queue, range, &rates, decision);
             }
             UpdateRule::Lion { betas } => {
                 let rates = lion::Hyperparams::new(updates.lr, betas, step.clip);
-                let range = lion::ParamRange { master, working, grad, m: must(0), weight_decay };
+                let range = lion::ParamRange { params, grad, m: must(0), rounding, weight_decay };
                 lion::update(queue, range, &rates, decision);
             }
         }

@@ -9,10 +9,13 @@
 use std::cell::Cell;
 use std::path::PathBuf;
 
+use lockstep_core::rounding::RoundingBits;
 use lockstep_core::{Bytes, DType};
 use lockstep_device::cuda::{CudaQueue, Event, Gpu, GpuError, LibrarySearch};
 use lockstep_device::{Memory, Queue, View};
 use lockstep_ops::dropout::{Mask, Site};
+use lockstep_ops::nf4::{self, Nf4, Scales};
+use lockstep_ops::optimizer::{Params, RangeRounding, State};
 use lockstep_ops::{Mat, adamw, bias, cross_entropy, dropout, embedding, reduce, rmsnorm, rope, swiglu};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -172,13 +175,21 @@ impl Bench {
         self.used.set(0);
         let [master, grad, m, v] = [(); 4].map(|()| self.fill(1, LEN, DType::F32).view);
         let working = Some(self.take(LEN, DType::BF16));
-        let range = adamw::ParamRange { master, working, grad, m, v, weight_decay: 0.1 };
+        let range = adamw::ParamRange {
+            params: Params::Master { master, working },
+            grad,
+            m: m.into(),
+            v: v.into(),
+            rounding: None,
+            weight_decay: 0.1,
+        };
         let params = adamw::Hyperparams::at(3, 1e-3, (0.9, 0.95), 1e-8, 1.0);
         let decision = self.take(4, DType::F64);
         decision.write(&[1.0, 1.0, 1.0, 0f64]).expect("the GPU works");
         self.time("adamw, working copy in bf16", LEN * 30, |queue| {
             adamw::update(queue, range, &params, Some(decision));
         })?;
+        self.narrow_states(LEN, decision)?;
         let leaves = self.take(LEN / 256, DType::F64);
         self.time("squares", LEN * 4, |queue| {
             reduce::squared_sum_leaves(queue, leaves, grad);
@@ -186,5 +197,37 @@ impl Bench {
             reduce::decide_step(queue, decision, Some(1.0), 1.0);
         })?;
         self.time("add", LEN * 12, |queue| reduce::add(queue, m, grad))
+    }
+
+    /// AdamW with narrow parameters and states, and NF4 weights.
+    fn narrow_states(&self, len: usize, decision: View) -> Result<(), GpuError> {
+        let [weight, grad, m, v] = [(); 4].map(|()| self.fill(1, len, DType::BF16).view);
+        let [m_wide, v_wide] = [(); 2].map(|()| self.fill(1, len, DType::F32).view);
+        let remainder = self.take(len, DType::I16);
+        let [m_codes, v_codes] = [(); 2].map(|()| self.take(len, DType::U8));
+        let [m_scales, v_scales] = [(); 2].map(|()| self.fill(1, len / 256, DType::F32).view);
+        let split = Params::Split { weight, remainder };
+        let rounding = Some(RangeRounding { bits: RoundingBits::new(1, 1, "weight"), first_elem: 0 });
+        let blockwise = |codes, absmax| State::Blockwise { codes, absmax };
+        let cases = [
+            ("f32 states", split, [m_wide.into(), v_wide.into()], 26),
+            ("bf16 states", split, [m.into(), v.into()], 18),
+            ("8-bit states", split, [blockwise(m_codes, m_scales), blockwise(v_codes, v_scales)], 14),
+            ("bf16 states, no master", Params::Stochastic { weight }, [m.into(), v.into()], 14),
+        ];
+        let rates = adamw::Hyperparams::at(3, 1e-3, (0.9, 0.95), 1e-8, 1.0);
+        for (name, params, [m, v], bytes) in cases {
+            let range = adamw::ParamRange { params, grad, m, v, rounding, weight_decay: 0.1 };
+            self.time(&format!("adamw, {name}"), len * bytes, |queue| {
+                adamw::update(queue, range, &rates, Some(decision));
+            })?;
+        }
+        let scales = Scales::Double {
+            codes: m_codes.first(len / nf4::BLOCK_ELEMS),
+            absmax: m_scales.first(len / nf4::BLOCK_ELEMS / nf4::SCALES_PER_BLOCK),
+            offset: 1.0,
+        };
+        let from = Nf4 { elems: len, codes: v_codes.first(len / 2), scales };
+        self.time("nf4 to bf16", len * 5 / 2, |queue| nf4::dequantise(queue, weight, &from, 0))
     }
 }

@@ -2,6 +2,7 @@
 //! before the choice of device, so what is refused here on the CPU is refused on a GPU as well.
 
 use lockstep_core::DType;
+use lockstep_core::rounding::RoundingBits;
 use lockstep_device::{Queue, View};
 
 use crate::adamw::{self, Hyperparams, ParamRange};
@@ -9,6 +10,7 @@ use crate::attention::{self, BackwardArgs, DecodeArgs, ForwardArgs, Heads, KvCac
 use crate::cross_entropy::{self, Channels};
 use crate::dropout::{self, Mask, Site};
 use crate::matmul::{self, Accumulate};
+use crate::optimizer::{Params, RangeRounding, State};
 use crate::rope::{self, Direction, Table};
 use crate::testing::{Operands, TestArena, panic_message};
 use crate::{Mat, bias, embedding, lion, reduce, rmsnorm, rows, score_head, sgd, swiglu};
@@ -35,29 +37,84 @@ fn shifted<'m>(arena: &'m TestArena, rows: usize, cols: usize) -> [Mat<'m>; 2] {
     [0, 1].map(|start| Mat::dense(view.slice(start, rows * cols), rows, cols))
 }
 
+const STATE: &str = "states of a range must be f32 or bf16 of its length";
+
 #[test]
 fn updates() {
     let arena = TestArena::new(1);
     let [master, grad, m, v] = [(); 4].map(|()| f32s(&arena, 8));
     let working = Some(arena.normals(8, DType::BF16));
-    let good = ParamRange { master, working, grad, m, v, weight_decay: 0.0 };
+    let params = Params::Master { master, working };
+    let good = ParamRange { params, grad, m: m.into(), v: v.into(), rounding: None, weight_decay: 0.0 };
     let update = |queue: &Queue, range: ParamRange| {
         adamw::update(queue, range, &Hyperparams::at(1, 0.1, (0.9, 0.9), 1e-8, 1.0), None)
     };
     update(&Queue::cpu(1), good);
     let (short, whole) = (f32s(&arena, 7), arena.input_u32(&[0; 8]));
-    assert_refused("states of a range must be f32 of its length", |queue| {
-        update(queue, ParamRange { m: short, ..good })
+    let with = |master, working| Params::Master { master, working };
+    assert_refused(STATE, |queue| update(queue, ParamRange { m: short.into(), ..good }));
+    assert_refused(STATE, |queue| update(queue, ParamRange { v: whole.into(), ..good }));
+    assert_refused("gradients of a range", |queue| update(queue, ParamRange { grad: short, ..good }));
+    assert_refused("master parameters must be f32", |queue| {
+        update(queue, ParamRange { params: with(whole, None), ..good })
     });
-    assert_refused("states of a range must be f32 of its length", |queue| {
-        update(queue, ParamRange { master: whole, ..good })
+    assert_refused("working copy", |queue| {
+        update(queue, ParamRange { params: with(master, Some(short)), ..good })
     });
-    assert_refused("working copy", |queue| update(queue, ParamRange { working: Some(short), ..good }));
-    assert_refused(OVERLAP, |queue| update(queue, ParamRange { master: grad, ..good }));
-    assert_refused(OVERLAP, |queue| update(queue, ParamRange { m: v, ..good }));
-    assert_refused(OVERLAP, |queue| update(queue, ParamRange { m: grad, ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, ParamRange { params: with(grad, working), ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, ParamRange { m: v.into(), ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, ParamRange { m: grad.into(), ..good }));
     let over_master = Some(master.cast(DType::BF16).first(8));
-    assert_refused(OVERLAP, |queue| update(queue, ParamRange { working: over_master, ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, ParamRange { params: with(master, over_master), ..good }));
+}
+
+#[test]
+fn updates_of_narrow_formats() {
+    let arena = TestArena::new(1);
+    let [master, grad, m, v] = [(); 4].map(|()| f32s(&arena, 8));
+    let [weight, state] = [(); 2].map(|()| arena.normals(8, DType::BF16));
+    let remainder = arena.input_raw(&[0i16; 8], DType::I16);
+    let early = RangeRounding { bits: RoundingBits::new(1, 1, "a"), first_elem: 0 };
+    let rounding = Some(early);
+    let params = Params::Split { weight, remainder };
+    let good = ParamRange { params, grad, m: m.into(), v: v.into(), rounding: None, weight_decay: 0.0 };
+    let update = |queue: &Queue, range: ParamRange| {
+        adamw::update(queue, range, &Hyperparams::at(1, 0.1, (0.9, 0.9), 1e-8, 1.0), None)
+    };
+    update(&Queue::cpu(1), good);
+    let with = |params| ParamRange { params, ..good };
+    assert_refused("weights with remainders must be bf16", |queue| {
+        update(queue, with(Params::Split { weight: master, remainder }))
+    });
+    assert_refused("remainders must be i16", |queue| {
+        update(queue, with(Params::Split { weight, remainder: remainder.first(7) }))
+    });
+    assert_refused(OVERLAP, |queue| {
+        update(queue, with(Params::Split { weight, remainder: weight.cast(DType::I16) }))
+    });
+    assert_refused("weights without a master must be bf16", |queue| {
+        update(queue, with(Params::Stochastic { weight: master }))
+    });
+    let stochastic = with(Params::Stochastic { weight });
+    assert_refused("stochastic rounding needs random bits", |queue| update(queue, stochastic));
+    update(&Queue::cpu(1), ParamRange { rounding, ..stochastic });
+    let late = RangeRounding { first_elem: (1 << 32) - 7, ..early };
+    assert_refused("2^32 elements", |queue| update(queue, ParamRange { rounding: Some(late), ..stochastic }));
+    assert_refused("all states of a range must have the same format", |queue| {
+        update(queue, ParamRange { m: state.into(), rounding, ..good })
+    });
+    let [m_codes, v_codes] = [(); 2].map(|()| arena.input_raw(&[0u8; 8], DType::U8));
+    let [m_scale, v_scale] = [(); 2].map(|()| f32s(&arena, 1));
+    let blockwise = |codes, absmax| State::Blockwise { codes, absmax };
+    let codes = ParamRange { m: blockwise(m_codes, m_scale), v: blockwise(v_codes, v_scale), ..good };
+    update(&Queue::cpu(1), codes);
+    assert_refused("codes must be u8", |queue| {
+        update(queue, ParamRange { m: blockwise(m_codes.first(7), m_scale), ..codes })
+    });
+    assert_refused("one f32 scale per block", |queue| {
+        update(queue, ParamRange { m: blockwise(m_codes, m_scale.first(0)), ..codes })
+    });
+    assert_refused(OVERLAP, |queue| update(queue, ParamRange { m: blockwise(m_codes, v_scale), ..codes }));
 }
 
 #[test]
@@ -65,40 +122,40 @@ fn updates_with_momentum() {
     let arena = TestArena::new(1);
     let [master, grad, buffer, short] = [8, 8, 8, 7].map(|len| f32s(&arena, len));
     let working = Some(arena.normals(8, DType::BF16));
+    let params = Params::Master { master, working };
+    let with = |working| Params::Master { master, working };
     let (good, rates) = (
-        sgd::ParamRange { master, working, grad, momentum: Some(buffer), weight_decay: 0.0 },
+        sgd::ParamRange { params, grad, momentum: Some(buffer.into()), rounding: None, weight_decay: 0.0 },
         sgd::Hyperparams { lr: 0.1, momentum: 0.9, nesterov: true, clip: 1.0 },
     );
     let update = |queue: &Queue, range: sgd::ParamRange| sgd::update(queue, range, &rates, None);
     update(&Queue::cpu(1), good);
-    assert_refused("states of a range must be f32 of its length", |queue| {
-        update(queue, sgd::ParamRange { momentum: Some(short), ..good })
+    assert_refused(STATE, |queue| update(queue, sgd::ParamRange { momentum: Some(short.into()), ..good }));
+    assert_refused("gradients of a range", |queue| update(queue, sgd::ParamRange { grad: short, ..good }));
+    assert_refused("working copy", |queue| {
+        update(queue, sgd::ParamRange { params: with(Some(short)), ..good })
     });
-    assert_refused("states of a range must be f32 of its length", |queue| {
-        update(queue, sgd::ParamRange { grad: short, ..good })
-    });
-    assert_refused("working copy", |queue| update(queue, sgd::ParamRange { working: Some(short), ..good }));
-    assert_refused(OVERLAP, |queue| update(queue, sgd::ParamRange { momentum: Some(grad), ..good }));
-    assert_refused(OVERLAP, |queue| update(queue, sgd::ParamRange { momentum: Some(master), ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, sgd::ParamRange { momentum: Some(grad.into()), ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, sgd::ParamRange { momentum: Some(master.into()), ..good }));
     let plain = sgd::Hyperparams { momentum: 0.0, nesterov: false, ..rates };
     assert_refused(OVERLAP, |queue| {
         sgd::update(queue, sgd::ParamRange { grad: master, momentum: None, ..good }, &plain, None)
     });
 
     let (good, rates) = (
-        lion::ParamRange { master, working, grad, m: buffer, weight_decay: 0.0 },
+        lion::ParamRange { params, grad, m: buffer.into(), rounding: None, weight_decay: 0.0 },
         lion::Hyperparams::new(0.1, (0.9, 0.99), 1.0),
     );
     let update = |queue: &Queue, range: lion::ParamRange| lion::update(queue, range, &rates, None);
     update(&Queue::cpu(1), good);
-    assert_refused("states of a range must be f32 of its length", |queue| {
-        update(queue, lion::ParamRange { m: short, ..good })
+    assert_refused(STATE, |queue| update(queue, lion::ParamRange { m: short.into(), ..good }));
+    assert_refused("working copy", |queue| {
+        update(queue, lion::ParamRange { params: with(Some(short)), ..good })
     });
-    assert_refused("working copy", |queue| update(queue, lion::ParamRange { working: Some(short), ..good }));
-    assert_refused(OVERLAP, |queue| update(queue, lion::ParamRange { m: grad, ..good }));
-    assert_refused(OVERLAP, |queue| update(queue, lion::ParamRange { m: master, ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, lion::ParamRange { m: grad.into(), ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, lion::ParamRange { m: master.into(), ..good }));
     let over_state = Some(buffer.cast(DType::BF16).first(8));
-    assert_refused(OVERLAP, |queue| update(queue, lion::ParamRange { working: over_state, ..good }));
+    assert_refused(OVERLAP, |queue| update(queue, lion::ParamRange { params: with(over_state), ..good }));
 }
 
 #[test]

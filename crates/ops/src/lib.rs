@@ -20,6 +20,9 @@ pub mod embedding;
 pub mod host;
 pub mod lion;
 pub mod matmul;
+pub mod nf4;
+pub mod optimizer;
+pub mod quant;
 pub mod reduce;
 pub mod rmsnorm;
 pub mod rope;
@@ -38,7 +41,6 @@ mod invalid_operands;
 mod mat;
 mod math;
 mod operands;
-mod optimizer;
 mod sources;
 #[cfg(test)]
 mod testing;

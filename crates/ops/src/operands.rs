@@ -30,6 +30,8 @@ pub(crate) trait Operands {
         self.check_device(match dtype {
             DType::U32 => view.write(&vec![u32::MAX; len]),
             DType::F64 => view.write(&vec![f64::NAN; len]),
+            DType::I16 => view.write(&vec![i16::MIN; len]),
+            DType::U8 => view.write(&vec![u8::MAX; len]),
             _ => view.write_f32(&vec![f32::NAN; len]),
         });
         view
@@ -38,6 +40,20 @@ pub(crate) trait Operands {
     fn input(&self, values: &[f32], dtype: DType) -> View<'_> {
         let view = self.allocate(values.len(), dtype);
         self.check_device(view.write_f32(values));
+        view
+    }
+
+    /// Master parameters, rounded to weights of the storage type.
+    fn weights(&self, masters: &[f32], dtype: DType) -> View<'_> {
+        let view = self.allocate(masters.len(), dtype);
+        self.check_device(view.write_weights(masters));
+        view
+    }
+
+    /// Values of a type without conversions, such as codes.
+    fn input_raw<T: Copy>(&self, values: &[T], dtype: DType) -> View<'_> {
+        let view = self.allocate(values.len(), dtype);
+        self.check_device(view.write(values));
         view
     }
 

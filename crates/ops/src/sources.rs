@@ -4,43 +4,62 @@ use lockstep_core::DType;
 use lockstep_device::cuda::{KernelSource, KernelVariant};
 
 use crate::attention::Heads;
+use crate::optimizer::{ParamFormat, StateFormat, UpdateFormat};
 use crate::{
-    adamw, bias, cross_entropy, dropout, embedding, lion, reduce, rmsnorm, rope, rows, score_head, sgd,
+    adamw, bias, cross_entropy, dropout, embedding, lion, nf4, reduce, rmsnorm, rope, rows, score_head, sgd,
     swiglu,
 };
 
 /// Every source in every variant that a run on such a GPU may use.
 pub fn all_kernel_sources(sm: u32) -> Vec<(&'static KernelSource, KernelVariant)> {
     let by_type = [
-        &adamw::cuda::SOURCE,
         &bias::cuda::SOURCE,
         &cross_entropy::cuda::SOURCE,
         &dropout::cuda::SOURCE,
         &embedding::cuda::SOURCE,
-        &lion::cuda::SOURCE,
+        &nf4::cuda::SOURCE,
         &rmsnorm::cuda::SOURCE,
         &rope::cuda::SOURCE,
         &rows::cuda::SOURCE,
         &score_head::cuda::SOURCE,
-        &sgd::cuda::SOURCE,
         &swiglu::cuda::SOURCE,
     ];
     let types = [DType::F32, DType::BF16, DType::F16];
     let mut all = vec![(&reduce::cuda::SOURCE, KernelVariant::of(DType::F32))];
     all.extend(crate::attention::all_cuda_sources(sm));
     all.extend(by_type.into_iter().flat_map(|source| types.map(|real| (source, KernelVariant::of(real)))));
+    for optimizer in ["adamw", "lion", "sgd"] {
+        all.extend(update_formats().map(|format| optimizer_kernel_source(optimizer, format)));
+    }
     all
 }
 
+/// All combinations of formats. Gradients are bf16 only where weights are.
+fn update_formats() -> impl Iterator<Item = UpdateFormat> {
+    let masters = [DType::F32, DType::BF16, DType::F16].map(|working| ParamFormat::Master { working });
+    let params = masters.into_iter().chain([ParamFormat::Split, ParamFormat::Stochastic]);
+    params.flat_map(|params| {
+        let has_bf16 = !matches!(params, ParamFormat::Master { working: DType::F32 | DType::F16 });
+        let grads = [Some(DType::F32), has_bf16.then_some(DType::BF16)].into_iter().flatten();
+        grads.flat_map(move |grads| {
+            let states = [StateFormat::F32, StateFormat::Bf16, StateFormat::Blockwise];
+            states.map(|states| UpdateFormat { params, states, grads })
+        })
+    })
+}
+
 /// The source of an optimizer's update kernels, by the optimizer's name.
-pub fn optimizer_kernel_source(optimizer: &str, storage: DType) -> (&'static KernelSource, KernelVariant) {
+pub fn optimizer_kernel_source(
+    optimizer: &str,
+    format: UpdateFormat,
+) -> (&'static KernelSource, KernelVariant) {
     let source = match optimizer {
         "adamw" => &adamw::cuda::SOURCE,
         "sgd" => &sgd::cuda::SOURCE,
         "lion" => &lion::cuda::SOURCE,
         other => panic!("unknown optimizer {other}"),
     };
-    (source, KernelVariant::of(storage))
+    (source, crate::optimizer::cuda::variant(format))
 }
 
 /// The source of the score head's kernels.

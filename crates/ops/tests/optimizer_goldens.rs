@@ -4,6 +4,7 @@ use std::path::Path;
 
 use lockstep_core::{Bytes, DType};
 use lockstep_device::{Isa, Memory, Pool, Queue, View};
+use lockstep_ops::optimizer::Params;
 use lockstep_ops::{lion, sgd};
 use serde_json::Value;
 
@@ -65,9 +66,10 @@ fn sgd_has_the_bits_of_torch() {
     let lr = lr() as f32;
     check("momentum", |queue, settings, [master, grad, state]| {
         let factor = |key: &str| settings[key].as_f64().unwrap() as f32;
-        let momentum = (factor("momentum") != 0.0).then_some(state);
-        let range =
-            sgd::ParamRange { master, working: None, grad, momentum, weight_decay: factor("weight_decay") };
+        let momentum = (factor("momentum") != 0.0).then_some(state.into());
+        let params = Params::Master { master, working: None };
+        let weight_decay = factor("weight_decay");
+        let range = sgd::ParamRange { params, grad, momentum, rounding: None, weight_decay };
         let nesterov = settings["nesterov"].as_bool().unwrap();
         let params = sgd::Hyperparams { lr, momentum: factor("momentum"), nesterov, clip: 1.0 };
         sgd::update(queue, range, &params, None);
@@ -80,7 +82,13 @@ fn lion_has_the_bits_of_its_tensor_form() {
     check("betas", |queue, settings, [master, grad, m]| {
         let [beta1, beta2] = [0, 1].map(|i| settings["betas"][i].as_f64().unwrap());
         let weight_decay = settings["weight_decay"].as_f64().unwrap() as f32;
-        let range = lion::ParamRange { master, working: None, grad, m, weight_decay };
+        let range = lion::ParamRange {
+            params: Params::Master { master, working: None },
+            grad,
+            m: m.into(),
+            rounding: None,
+            weight_decay,
+        };
         lion::update(queue, range, &lion::Hyperparams::new(lr, (beta1, beta2), 1.0), None);
     });
 }

@@ -66,8 +66,10 @@ impl Config {
 /// `ncclDataType_t`
 pub(crate) fn data_type(dtype: DType) -> c_int {
     match dtype {
+        DType::U8 => 1,
         DType::U32 => 3,
-        DType::F16 => 6,
+        // NCCL has no 16-bit integers. These are only copied, never summed, so another type of their size serves.
+        DType::F16 | DType::I16 => 6,
         DType::F32 => 7,
         DType::F64 => 8,
         DType::BF16 => 9,

@@ -12,9 +12,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
+use half::{bf16, f16};
 use lockstep_core::{Bytes, DType};
 
-use crate::View;
+use crate::{Real, View};
 
 /// Why an offload file failed.
 #[derive(Debug, thiserror::Error)]
@@ -133,22 +134,38 @@ impl OffloadFile {
         for (out, b) in out.iter_mut().zip(bytes.chunks_exact(dtype.size())) {
             *out = match (dtype, b) {
                 (DType::F32, [a, b, c, d]) => f32::from_ne_bytes([*a, *b, *c, *d]),
-                (DType::BF16, [a, b]) => half::bf16::from_ne_bytes([*a, *b]).to_f32(),
-                (DType::F16, [a, b]) => half::f16::from_ne_bytes([*a, *b]).to_f32(),
+                (DType::BF16, [a, b]) => bf16::from_ne_bytes([*a, *b]).to_f32(),
+                (DType::F16, [a, b]) => f16::from_ne_bytes([*a, *b]).to_f32(),
                 _ => panic!("{dtype} is not a float storage type"),
             };
         }
         Ok(())
     }
 
-    /// Writes f32 values as elements of `dtype` from byte `offset` on. Allocates, so it is for use between steps.
+    /// Writes f32 values as elements of `dtype` from byte `offset` on, rounded with ties to even. Allocates, so it is for
+    /// use between steps.
     pub fn write_f32(&self, offset: u64, dtype: DType, values: &[f32]) -> Result<(), OffloadFileError> {
+        self.write_rounded(offset, dtype, values, <bf16 as Real>::from_f32)
+    }
+
+    /// As [`OffloadFile::write_f32`], with master parameters rounded to weights ([`Real::weight_from_f32`]).
+    pub fn write_weights(&self, offset: u64, dtype: DType, masters: &[f32]) -> Result<(), OffloadFileError> {
+        self.write_rounded(offset, dtype, masters, bf16::weight_from_f32)
+    }
+
+    fn write_rounded(
+        &self,
+        offset: u64,
+        dtype: DType,
+        values: &[f32],
+        to_bf16: impl Fn(f32) -> bf16,
+    ) -> Result<(), OffloadFileError> {
         let mut bytes = Vec::with_capacity(values.len() * dtype.size());
         for value in values {
             match dtype {
                 DType::F32 => bytes.extend(value.to_ne_bytes()),
-                DType::BF16 => bytes.extend(half::bf16::from_f32(*value).to_ne_bytes()),
-                DType::F16 => bytes.extend(half::f16::from_f32(*value).to_ne_bytes()),
+                DType::BF16 => bytes.extend(to_bf16(*value).to_ne_bytes()),
+                DType::F16 => bytes.extend(f16::from_f32(*value).to_ne_bytes()),
                 _ => panic!("{dtype} is not a float storage type"),
             }
         }

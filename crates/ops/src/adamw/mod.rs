@@ -1,7 +1,8 @@
 //! AdamW with decoupled weight decay over a flat range of parameters.
 //!
 //! p ← p·(1 − lr·wd); m ← β₁m + (1−β₁)g; v ← β₂v + (1−β₂)g²;
-//! p ← p − lr/(1−β₁ᵗ) · m / (√v/√(1−β₂ᵗ) + ε), with g scaled by the clip factor first.
+//! p ← p − lr/(1−β₁ᵗ) · m / (√v/√(1−β₂ᵗ) + ε), with g scaled by the clip factor first. The formula is in f32, whatever
+//! the formats of parameters, gradients and moments ([`crate::optimizer`]).
 
 mod cpu;
 pub(crate) mod cuda;
@@ -11,7 +12,8 @@ mod tests;
 
 use lockstep_device::{Queue, View};
 
-use crate::optimizer::FlatRange;
+use crate::optimizer::{FlatRange, Params, RangeRounding, State};
+use crate::quant::dynamic_map::{SIGNED, UNSIGNED};
 
 /// Hyperparameters of one step, the same for all parameters. Bias corrections and 1 − β are computed in f64: in f32,
 /// 1 − β would be off by 1e-5 at β = 0.999 and by 1e-3 at 0.99999.
@@ -51,22 +53,22 @@ impl Hyperparams {
     }
 }
 
-/// A range of parameters and its states, all f32 and of the same length. If there is a working copy, it receives the
-/// parameters rounded to its storage type.
+/// A range of parameters, its gradients (f32 or bf16) and its states, all of the same length.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamRange<'m> {
-    pub master: View<'m>,
-    pub working: Option<View<'m>>,
+    pub params: Params<'m>,
     pub grad: View<'m>,
-    pub m: View<'m>,
-    pub v: View<'m>,
+    pub m: State<'m>,
+    pub v: State<'m>,
+    /// Needed if something is stored with stochastic rounding; the range then lies in one tensor.
+    pub rounding: Option<RangeRounding>,
     pub weight_decay: f32,
 }
 
 impl<'m> ParamRange<'m> {
     fn flat(&self) -> FlatRange<'m, 2> {
-        let ParamRange { master, working, grad, m, v, .. } = *self;
-        FlatRange { master, working, grad, states: [m, v] }
+        let ParamRange { params, grad, m, v, rounding, .. } = *self;
+        FlatRange { params, grad, states: [m, v], maps: [&SIGNED, &UNSIGNED], rounding }
     }
 }
 

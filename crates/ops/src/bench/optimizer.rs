@@ -6,6 +6,7 @@ use lockstep_device::MemoryError;
 use super::StepShape;
 use super::operand::{doubles, normals, zeros};
 use super::runner::{Case, Runner};
+use crate::optimizer::Params;
 use crate::{adamw, reduce};
 
 pub(super) fn run(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
@@ -55,7 +56,14 @@ fn update(
     let case = Case::moves(format!("adamw of {name}"), times, bytes);
     runner.measure(case, operands, |queue, [master, working, grad, m, v, decision]| {
         let working = (!working.is_empty()).then_some(working);
-        let range = adamw::ParamRange { master, working, grad, m, v, weight_decay: 0.1 };
+        let range = adamw::ParamRange {
+            params: Params::Master { master, working },
+            grad,
+            m: m.into(),
+            v: v.into(),
+            rounding: None,
+            weight_decay: 0.1,
+        };
         adamw::update(queue, range, &params, on_gpu.then_some(decision));
     })
 }

@@ -14,19 +14,23 @@ struct Lion {
     }
 };
 
-// p, grad, m [len]; working [len] or null. decision[4] or null: {sum of squares, norm, clip, skip}.
+// Parameters, gradients and states are those of Range. decision[4] or null: {sum of squares, norm, clip, skip}.
 extern "C" __global__ void update(
-    f32* p, REAL* working, const f32* grad, f32* m, u64 len, const f64* decision, f32 clip,
-    f32 decay_factor, f32 lr, f32 beta1, f32 beta2, f32 one_minus_beta1, f32 one_minus_beta2
+    Param* p, ParamRest* rest, const Grad* grad, State* m, f32* m_absmax, u64 len, u32 first, u64 p_key, u64 m_key,
+    const f64* decision, f32 clip, f32 decay_factor, f32 lr, f32 beta1, f32 beta2, f32 one_minus_beta1,
+    f32 one_minus_beta2
 ) {
     const Lion formula = {decay_factor, lr, beta1, beta2, one_minus_beta1, one_minus_beta2};
-    update_range<1>(Range<1>{p, working, grad, {m}, len}, decision, clip, formula);
+    const Range<1> range = {p, rest, grad, {m}, {m_absmax}, len, first, {p_key, m_key}, {true}};
+    update_range<1>(range, decision, clip, formula);
 }
 
 extern "C" __global__ void update_vec(
-    f32* p, REAL* working, const f32* grad, f32* m, u64 len, const f64* decision, f32 clip,
-    f32 decay_factor, f32 lr, f32 beta1, f32 beta2, f32 one_minus_beta1, f32 one_minus_beta2
+    Param* p, ParamRest* rest, const Grad* grad, State* m, f32* m_absmax, u64 len, u32 first, u64 p_key, u64 m_key,
+    const f64* decision, f32 clip, f32 decay_factor, f32 lr, f32 beta1, f32 beta2, f32 one_minus_beta1,
+    f32 one_minus_beta2
 ) {
     const Lion formula = {decay_factor, lr, beta1, beta2, one_minus_beta1, one_minus_beta2};
-    update_range<Vec16<f32>::N>(Range<1>{p, working, grad, {m}, len}, decision, clip, formula);
+    const Range<1> range = {p, rest, grad, {m}, {m_absmax}, len, first, {p_key, m_key}, {true}};
+    update_range<Vec16<f32>::N>(range, decision, clip, formula);
 }

@@ -11,7 +11,8 @@ mod tests;
 
 use lockstep_device::{Queue, View};
 
-use crate::optimizer::FlatRange;
+use crate::optimizer::{FlatRange, Params, RangeRounding, State};
+use crate::quant::dynamic_map::SIGNED;
 
 /// Hyperparameters of one step, the same for all parameters. 1 − β is computed in f64, as for AdamW.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -45,21 +46,21 @@ impl Hyperparams {
     }
 }
 
-/// A range of parameters, its gradients and their moving average, all f32 and of the same length. If there is a working
-/// copy, it receives the parameters rounded to its storage type.
+/// A range of parameters, its gradients (f32 or bf16) and their moving average, all of the same length.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamRange<'m> {
-    pub master: View<'m>,
-    pub working: Option<View<'m>>,
+    pub params: Params<'m>,
     pub grad: View<'m>,
-    pub m: View<'m>,
+    pub m: State<'m>,
+    /// Needed if something is stored with stochastic rounding; the range then lies in one tensor.
+    pub rounding: Option<RangeRounding>,
     pub weight_decay: f32,
 }
 
 impl<'m> ParamRange<'m> {
     fn flat(&self) -> FlatRange<'m, 1> {
-        let ParamRange { master, working, grad, m, .. } = *self;
-        FlatRange { master, working, grad, states: [m] }
+        let ParamRange { params, grad, m, rounding, .. } = *self;
+        FlatRange { params, grad, states: [m], maps: [&SIGNED], rounding }
     }
 }
 

@@ -48,11 +48,14 @@ proptest! {
         let mut same = SameBits::new();
         let grad = arena.output(len, DType::F32);
         for queue in queues() {
+            let (master, copy) =
+                (arena.input(&start, DType::F32), working.map(|dtype| arena.output(len, dtype)));
+            let m_view = arena.input(&vec![0.0; len], DType::F32);
             let range = ParamRange {
-                master: arena.input(&start, DType::F32),
-                working: working.map(|dtype| arena.output(len, dtype)),
+                params: Params::Master { master, working: copy },
                 grad,
-                m: arena.input(&vec![0.0; len], DType::F32),
+                m: m_view.into(),
+                rounding: None,
                 weight_decay: with.weight_decay as f32,
             };
             for g in &gradients {
@@ -62,15 +65,15 @@ proptest! {
                 prop_assert!(read, "gradients must not change");
             }
             let scale = 0.1 * f64::from(clip * size) * (1.0 - with.betas.1) * (len as f64).sqrt();
-            assert_near(&values(range.m), &m, len, scale, tolerance(DType::F32));
+            assert_near(&values(m_view), &m, len, scale, tolerance(DType::F32));
             let got: Vec<f64> =
-                values(range.master).into_iter().zip(&p).zip(&sure).map(|((got, p), sure)| if *sure { got } else { *p }).collect();
+                values(master).into_iter().zip(&p).zip(&sure).map(|((got, p), sure)| if *sure { got } else { *p }).collect();
             assert_near(&got, &p, len, 0.01 * (len as f64).sqrt(), tolerance(DType::F32));
-            if let Some(copy) = range.working {
-                let master: Vec<f32> = values(range.master).iter().map(|p| *p as f32).collect();
-                prop_assert_eq!(bits(copy), bits(arena.input(&master, copy.dtype())));
+            if let Some(copy) = copy {
+                let masters: Vec<f32> = values(master).iter().map(|p| *p as f32).collect();
+                prop_assert_eq!(bits(copy), bits(arena.weights(&masters, copy.dtype())));
             }
-            same.check(&queue, vec![bits(range.m), bits(range.master)]);
+            same.check(&queue, vec![bits(m_view), bits(master)]);
         }
     }
 
@@ -85,7 +88,13 @@ proptest! {
         let run = |pick: usize, from: usize, len: usize| {
             let [master, m, grad] = [&p, &m, &g].map(|x| arena.input(&x[from..from + len], DType::F32));
             let working = arena.output(len, DType::BF16);
-            let range = ParamRange { master, working: Some(working), grad, m, weight_decay: with.weight_decay as f32 };
+            let range = ParamRange {
+                params: Params::Master { master, working: Some(working) },
+                grad,
+                m: m.into(),
+                rounding: None,
+                weight_decay: with.weight_decay as f32,
+            };
             update(&queue(pick), range, &hyperparams(&with, 0.5), None);
             [master, working, m].map(bits)
         };
@@ -105,7 +114,8 @@ fn signs_of_zero_and_nan() {
     for queue in queues() {
         let input = |values: &[f32]| arena.input(values, DType::F32);
         let (master, grad) = (input(&[1.0, 1.0, 1.0, 1.0, 1.0]), input(&[0.0, -0.0, 3.0, -1e-30, f32::NAN]));
-        let range = ParamRange { master, working: None, grad, m: input(&[0.0; 5]), weight_decay: 0.0 };
+        let (params, m) = (Params::Master { master, working: None }, input(&[0.0; 5]).into());
+        let range = ParamRange { params, grad, m, rounding: None, weight_decay: 0.0 };
         update(&queue, range, &Hyperparams::new(0.25, (0.5, 0.5), 1.0), None);
         let got = values(master);
         assert_eq!(got[..4], [1.0, 1.0, 0.75, 1.25]);
@@ -118,7 +128,8 @@ fn without_gradients_only_weight_decay_applies() {
     let arena = TestArena::new(1);
     let zeros = || arena.input(&[0.0; 3], DType::F32);
     let master = arena.input(&[1.0, -2.0, 0.0], DType::F32);
-    let range = ParamRange { master, working: None, grad: zeros(), m: zeros(), weight_decay: 0.5 };
+    let (params, m) = (Params::Master { master, working: None }, zeros());
+    let range = ParamRange { params, grad: zeros(), m: m.into(), rounding: None, weight_decay: 0.5 };
     update(&Queue::cpu(1), range, &Hyperparams::new(0.25, (0.9, 0.99), 1.0), None);
-    assert_eq!((values(master), values(range.m)), (vec![0.875, -1.75, 0.0], vec![0.0; 3]));
+    assert_eq!((values(master), values(m)), (vec![0.875, -1.75, 0.0], vec![0.0; 3]));
 }

@@ -10,6 +10,8 @@ mod attention;
 mod harness;
 mod matmul;
 mod optimizer;
+mod quantised;
+mod updates;
 mod vocab;
 
 use lockstep_core::{Bytes, DType};
@@ -71,7 +73,9 @@ pub fn run(
 }
 
 fn all(harness: &Harness) -> Result<(), GpuError> {
+    updates::run(harness)?;
     optimizer::run(harness)?;
+    quantised::run(harness)?;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         activations::run(harness, dtype)?;
         vocab::run(harness, dtype)?;
@@ -104,7 +108,9 @@ mod tests {
             let selection = Selection { largest: LARGEST, ..Selection::ALL };
             let mut harness = Harness::new(&queue, &memory, 3, selection, each);
             harness.compares = false;
+            updates::run(&harness).unwrap();
             optimizer::run(&harness).unwrap();
+            quantised::run(&harness).unwrap();
             activations::run(&harness, dtype).unwrap();
             vocab::run(&harness, dtype).unwrap();
             matmul::run(&harness, dtype).unwrap();

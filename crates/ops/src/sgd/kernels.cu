@@ -21,31 +21,37 @@ struct SgdMomentum {
     }
 };
 
-// p, grad, b [len]; working [len] or null. decision[4] or null: {sum of squares, norm, clip, skip}.
+// Parameters, gradients and states are those of Range. decision[4] or null: {sum of squares, norm, clip, skip}.
 extern "C" __global__ void update(
-    f32* p, REAL* working, const f32* grad, u64 len, const f64* decision, f32 clip, f32 lr, f32 weight_decay
+    Param* p, ParamRest* rest, const Grad* grad, u64 len, u32 first, u64 p_key, const f64* decision, f32 clip, f32 lr,
+    f32 weight_decay
 ) {
-    update_range<1>(Range<0>{p, working, grad, {nullptr}, len}, decision, clip, Sgd{lr, weight_decay});
+    const Range<0> range = {p, rest, grad, {nullptr}, {nullptr}, len, first, {p_key}, {true}};
+    update_range<1>(range, decision, clip, Sgd{lr, weight_decay});
 }
 
 extern "C" __global__ void update_vec(
-    f32* p, REAL* working, const f32* grad, u64 len, const f64* decision, f32 clip, f32 lr, f32 weight_decay
+    Param* p, ParamRest* rest, const Grad* grad, u64 len, u32 first, u64 p_key, const f64* decision, f32 clip, f32 lr,
+    f32 weight_decay
 ) {
-    update_range<Vec16<f32>::N>(Range<0>{p, working, grad, {nullptr}, len}, decision, clip, Sgd{lr, weight_decay});
+    const Range<0> range = {p, rest, grad, {nullptr}, {nullptr}, len, first, {p_key}, {true}};
+    update_range<Vec16<f32>::N>(range, decision, clip, Sgd{lr, weight_decay});
 }
 
 extern "C" __global__ void update_momentum(
-    f32* p, REAL* working, const f32* grad, f32* b, u64 len, const f64* decision, f32 clip,
-    f32 lr, f32 weight_decay, f32 momentum, u32 nesterov
+    Param* p, ParamRest* rest, const Grad* grad, State* b, f32* b_absmax, u64 len, u32 first, u64 p_key, u64 b_key,
+    const f64* decision, f32 clip, f32 lr, f32 weight_decay, f32 momentum, u32 nesterov
 ) {
     const SgdMomentum formula = {lr, weight_decay, momentum, nesterov != 0};
-    update_range<1>(Range<1>{p, working, grad, {b}, len}, decision, clip, formula);
+    const Range<1> range = {p, rest, grad, {b}, {b_absmax}, len, first, {p_key, b_key}, {true}};
+    update_range<1>(range, decision, clip, formula);
 }
 
 extern "C" __global__ void update_momentum_vec(
-    f32* p, REAL* working, const f32* grad, f32* b, u64 len, const f64* decision, f32 clip,
-    f32 lr, f32 weight_decay, f32 momentum, u32 nesterov
+    Param* p, ParamRest* rest, const Grad* grad, State* b, f32* b_absmax, u64 len, u32 first, u64 p_key, u64 b_key,
+    const f64* decision, f32 clip, f32 lr, f32 weight_decay, f32 momentum, u32 nesterov
 ) {
     const SgdMomentum formula = {lr, weight_decay, momentum, nesterov != 0};
-    update_range<Vec16<f32>::N>(Range<1>{p, working, grad, {b}, len}, decision, clip, formula);
+    const Range<1> range = {p, rest, grad, {b}, {b_absmax}, len, first, {p_key, b_key}, {true}};
+    update_range<Vec16<f32>::N>(range, decision, clip, formula);
 }

@@ -12,7 +12,8 @@ mod tests;
 
 use lockstep_device::{Queue, View};
 
-use crate::optimizer::FlatRange;
+use crate::optimizer::{FlatRange, Params, RangeRounding, State};
+use crate::quant::dynamic_map::SIGNED;
 
 /// Hyperparameters of one step, the same for all parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -25,21 +26,22 @@ pub struct Hyperparams {
     pub clip: f32,
 }
 
-/// A range of parameters, its gradients and its momentum buffer, all f32 and of the same length. Without momentum there
-/// is no buffer. If there is a working copy, it receives the parameters rounded to its storage type.
+/// A range of parameters, its gradients (f32 or bf16) and its momentum buffer, all of the same length. Without momentum
+/// there is no buffer.
 #[derive(Clone, Copy, Debug)]
 pub struct ParamRange<'m> {
-    pub master: View<'m>,
-    pub working: Option<View<'m>>,
+    pub params: Params<'m>,
     pub grad: View<'m>,
-    pub momentum: Option<View<'m>>,
+    pub momentum: Option<State<'m>>,
+    /// Needed if something is stored with stochastic rounding; the range then lies in one tensor.
+    pub rounding: Option<RangeRounding>,
     pub weight_decay: f32,
 }
 
 impl<'m> ParamRange<'m> {
-    fn flat<const S: usize>(&self, states: [View<'m>; S]) -> FlatRange<'m, S> {
-        let ParamRange { master, working, grad, .. } = *self;
-        FlatRange { master, working, grad, states }
+    fn flat<const S: usize>(&self, states: [State<'m>; S]) -> FlatRange<'m, S> {
+        let ParamRange { params, grad, rounding, .. } = *self;
+        FlatRange { params, grad, states, maps: [&SIGNED; S], rounding }
     }
 }
 

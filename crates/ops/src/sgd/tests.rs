@@ -44,11 +44,14 @@ proptest! {
         let mut same = SameBits::new();
         let grad = arena.output(len, DType::F32);
         for queue in queues() {
+            let (master, copy) =
+                (arena.input(&start, DType::F32), working.map(|dtype| arena.output(len, dtype)));
+            let buffer = (with.momentum != 0.0).then(|| arena.input(&vec![0.0; len], DType::F32));
             let range = ParamRange {
-                master: arena.input(&start, DType::F32),
-                working: working.map(|dtype| arena.output(len, dtype)),
+                params: Params::Master { master, working: copy },
                 grad,
-                momentum: (with.momentum != 0.0).then(|| arena.input(&vec![0.0; len], DType::F32)),
+                momentum: buffer.map(State::from),
+                rounding: None,
                 weight_decay: with.weight_decay as f32,
             };
             for g in &gradients {
@@ -59,15 +62,15 @@ proptest! {
             }
             // Gradients of opposite signs cancel.
             let size = f64::from(clip) * (len as f64).sqrt();
-            assert_near(&values(range.master), &p, len, 0.01 * size, tolerance(DType::F32));
-            let mut results = vec![bits(range.master)];
-            if let Some(buffer) = range.momentum {
+            assert_near(&values(master), &p, len, 0.01 * size, tolerance(DType::F32));
+            let mut results = vec![bits(master)];
+            if let Some(buffer) = buffer {
                 assert_near(&values(buffer), &momentum, len, size, tolerance(DType::F32));
                 results.push(bits(buffer));
             }
-            if let Some(copy) = range.working {
-                let master: Vec<f32> = values(range.master).iter().map(|p| *p as f32).collect();
-                prop_assert_eq!(bits(copy), bits(arena.input(&master, copy.dtype())));
+            if let Some(copy) = copy {
+                let masters: Vec<f32> = values(master).iter().map(|p| *p as f32).collect();
+                prop_assert_eq!(bits(copy), bits(arena.weights(&masters, copy.dtype())));
             }
             same.check(&queue, results);
         }
@@ -85,9 +88,14 @@ proptest! {
         let run = |pick: usize, from: usize, len: usize| {
             let [master, buffer, grad] = [&p, &b, &g].map(|x| arena.input(&x[from..from + len], DType::F32));
             let working = arena.output(len, DType::BF16);
-            let momentum = (with.momentum != 0.0).then_some(buffer);
-            let range =
-                ParamRange { master, working: Some(working), grad, momentum, weight_decay: with.weight_decay as f32 };
+            let momentum = (with.momentum != 0.0).then_some(buffer.into());
+            let range = ParamRange {
+                params: Params::Master { master, working: Some(working) },
+                grad,
+                momentum,
+                rounding: None,
+                weight_decay: with.weight_decay as f32,
+            };
             update(&queue(pick), range, &hyperparams(&with, 0.5), None);
             [master, working, buffer].map(bits)
         };
@@ -105,7 +113,8 @@ fn momentum_requires_a_buffer_and_only_momentum_does() {
     let arena = TestArena::new(1);
     let [master, grad, buffer] = [(); 3].map(|()| arena.normals(3, DType::F32));
     let run = |momentum: Option<View>, factor: f32, nesterov: bool| {
-        let range = ParamRange { master, working: None, grad, momentum, weight_decay: 0.0 };
+        let (params, momentum) = (Params::Master { master, working: None }, momentum.map(State::from));
+        let range = ParamRange { params, grad, momentum, rounding: None, weight_decay: 0.0 };
         panic_message(|| {
             update(
                 &Queue::cpu(1),

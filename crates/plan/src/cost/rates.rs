@@ -22,7 +22,7 @@ impl MatmulRates {
         match dtype {
             DType::BF16 => self.bf16,
             DType::F16 => self.f16,
-            DType::F32 | DType::F64 | DType::U32 => self.f32,
+            _ => self.f32,
         }
     }
 }
