@@ -547,13 +547,13 @@ fn offload_keys() {
 
 #[test]
 fn adapter_keys() {
-    insta::assert_snapshot!(refused("adapter: {rr: 8, target_modules: [q_proj]}\n", &[]), @r#"
-    run.yaml:3:11: unknown key `adapter.rr`
-      |
-    3 | adapter: {rr: 8, target_modules: [q_proj]}
-      |           ^^
-      hint: did you mean `r`?
-    "#);
+    insta::assert_snapshot!(refused("peft_config: {rr: 8, target_modules: [q_proj]}\n", &[]), @"");
+    insta::assert_snapshot!(refused("lora: {r: 0, use_dora: true}\n", &[]), @"");
+    insta::assert_snapshot!(refused("lora_r: 8\n", &[]), @"");
+    insta::assert_snapshot!(refused("lora_r: 8\nadapter_name_or_path: a\n", &[]), @"");
+    insta::assert_snapshot!(refused("use_peft: false\nlora: {r: 8}\n", &[]), @"");
+    insta::assert_snapshot!(refused("use_peft: true\nlora_dropout: 1\nlora_alpha: -2\n", &[]), @"");
+    insta::assert_snapshot!(refused("use_peft: true\nuse_dora: true\n", &[]), @"");
 }
 
 #[test]
