@@ -132,6 +132,8 @@ pub(crate) struct AdapterSteps {
     rank: usize,
     part_cols: usize,
     drops: bool,
+    /// The width of the projections' input.
+    width: usize,
     /// The A matrices of all projections are adjacent and have the same input.
     is_joined: bool,
     /// The projections with an adapter, and their place among those of the site.
@@ -147,8 +149,10 @@ impl AdapterSteps {
             all.filter(|(_, of)| block.find(Param::LoraA(*of)).is_some()).collect();
         let drops = lora.dropout > 0.0;
         let is_joined = !drops && lora.rank == lora.part_cols() && block.extent(site.joined()).is_some();
+        let (_, first) = members.first()?;
+        let width = block.find(Param::LoraA(*first))?.shape[1];
         let (rank, part_cols) = (lora.rank, lora.part_cols());
-        (!members.is_empty()).then_some(AdapterSteps { site, rank, part_cols, drops, is_joined, members })
+        Some(AdapterSteps { site, rank, part_cols, drops, width, is_joined, members })
     }
 
     /// The columns of a member in a slot of hidden numbers; of all members, if their A is one matrix.
@@ -190,7 +194,12 @@ impl AdapterSteps {
             return x;
         }
         steps.push(ProgramStep::DropoutCopy { x, y: Slot::LoraX, site });
-        Slot::LoraX.into()
+        self.dropped_cols()
+    }
+
+    /// The columns of the slot for dropout that this site uses; the slot is as wide as the widest input.
+    fn dropped_cols(&self) -> SlotCols {
+        SlotCols { slot: Slot::LoraX, start: 0, len: self.width }
     }
 
     /// y += B·hidden, for the columns of every projection of the site.
@@ -235,8 +244,7 @@ impl AdapterSteps {
         let mut steps = Vec::new();
         for (w, dy, site) in self.a_matmuls(Slot::DLora) {
             if self.drops {
-                let dropped = Slot::LoraX.into();
-                steps.push(ProgramStep::LinearBackInput { dy, w, dx: dropped, add: false });
+                steps.push(ProgramStep::LinearBackInput { dy, w, dx: self.dropped_cols(), add: false });
                 steps.push(ProgramStep::DropoutAdd { x: Slot::LoraX, y: dx, site });
             } else {
                 steps.push(ProgramStep::LinearBackInput { dy, w, dx, add: true });

@@ -93,7 +93,10 @@ pub(crate) fn merge(
     let stored = folder.tensors().find_map(|tensor| tensor.dtype).unwrap_or(DType::F32);
     let dtype = dtype.unwrap_or(stored);
     let texts = [Some(folder.config_json().to_owned()), ModelFolder::read_generation_config(&base)?];
-    let tokenizer = Tokenizer::load(&TokenizerSource::File(base.clone()))?;
+    let tokenizer = match base.join("tokenizer.json").exists() {
+        true => Tokenizer::load(&TokenizerSource::File(base.clone()))?,
+        false => Tokenizer::none(shape.vocab),
+    };
     let files = save::model_files(&shape, &texts, &tokenizer, dtype);
     let tensors: Vec<TensorSpec> = units(&shape, &Freeze::All, false)
         .into_iter()
