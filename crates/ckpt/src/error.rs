@@ -44,6 +44,10 @@ pub enum CkptError {
     DtypeUnwritable { dtype: DType },
     #[error("{} has no config.json", folder.display())]
     NoConfig { folder: PathBuf },
+    #[error("{} is not an adapter's folder: it has no adapter_config.json", folder.display())]
+    NoAdapter { folder: PathBuf },
+    #[error("{} does not describe an adapter that can be loaded: {why}", file.display())]
+    AdapterConfig { file: PathBuf, why: String },
     #[error("{} has no safetensors weights{}", folder.display(), OtherWeights(pickled))]
     NoWeights {
         folder: PathBuf,
@@ -204,6 +208,12 @@ impl Fault for CkptError {
             CkptError::NoWeights { .. } | CkptError::NoConfig { .. } => {
                 "a model folder contains config.json and model.safetensors, or shards with \
                  model.safetensors.index.json."
+            }
+            CkptError::NoAdapter { .. } => {
+                "an adapter's folder contains adapter_config.json and adapter_model.safetensors, as PEFT writes them."
+            }
+            CkptError::AdapterConfig { .. } => {
+                "merge the adapter into its model with PEFT's merge_and_unload, and use that model."
             }
             CkptError::NoTensor { similar: Some(similar), .. } => {
                 return Some(format!("the most similar name is `{similar}`."));

@@ -7,6 +7,7 @@ use std::path::Path;
 use lockstep_core::{Bytes, DType};
 use serde_json::{Map, Value, json};
 
+use crate::adapter_folder::ADAPTER_CONFIG;
 use crate::durable::{
     exchange, fresh_dir, is_model_file_name, parent, remove_dir, rename, sync_dir, with_suffix, write_error,
     write_model_file, write_synced,
@@ -20,9 +21,37 @@ pub const DEFAULT_SHARD_BYTES: Bytes = Bytes(5_000_000_000);
 
 const INDEX: &str = "model.safetensors.index.json";
 
+/// Which kind of folder is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FolderKind {
+    /// A whole model.
+    Model,
+    /// A LoRA adapter, as PEFT writes it.
+    Adapter,
+}
+
+impl FolderKind {
+    /// The file that a folder of this kind always has.
+    const fn config(self) -> &'static str {
+        match self {
+            FolderKind::Model => "config.json",
+            FolderKind::Adapter => ADAPTER_CONFIG,
+        }
+    }
+
+    /// The name of the weights without its ending.
+    const fn stem(self) -> &'static str {
+        match self {
+            FolderKind::Model => "model",
+            FolderKind::Adapter => "adapter_model",
+        }
+    }
+}
+
 /// The contents of a model folder.
 #[derive(Clone, Copy, Debug)]
 pub struct Export<'a> {
+    pub kind: FolderKind,
     /// Names and contents of the files next to the weights: `config.json`, `generation_config.json` and the tokenizer
     /// files.
     pub files: &'a [(String, Vec<u8>)],
@@ -35,10 +64,11 @@ pub struct Export<'a> {
 }
 
 /// Writes a model folder to `dir`, either completely or not at all. Replaces an existing folder only if it is a model
-/// folder, that is, if it contains `config.json`, or if it is empty.
+/// or adapter folder, that is, if it contains `config.json` or `adapter_config.json`, or if it is empty.
 pub fn export_folder(dir: &Path, export: &Export<'_>, source: &mut Source<'_>) -> Result<(), CkptError> {
     let replaces = dir.symlink_metadata().is_ok();
-    if replaces && !dir.join("config.json").is_file() && !is_empty_dir(dir) {
+    let is_ours = |kind: FolderKind| dir.join(kind.config()).is_file();
+    if replaces && !is_ours(FolderKind::Model) && !is_ours(FolderKind::Adapter) && !is_empty_dir(dir) {
         return Err(CkptError::WouldReplace { folder: dir.into() });
     }
     let partial = with_suffix(dir, ".partial");
@@ -74,7 +104,7 @@ fn write_folder(dir: &Path, export: &Export<'_>, source: &mut Source<'_>) -> Res
     let mut weight_map = Map::new();
     for (idx, tensors) in shards.iter().enumerate() {
         let name = match shards.len() {
-            1 => "model.safetensors".to_string(),
+            1 => format!("{}.safetensors", export.kind.stem()),
             num_shards => format!("model-{:05}-of-{num_shards:05}.safetensors", idx + 1),
         };
         write_file(&dir.join(&name), tensors, export.dtype, source)?;

@@ -11,6 +11,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adapter_folder;
 mod checkpoint;
 mod checkpoint_write;
 mod convert;
@@ -26,10 +27,11 @@ mod safetensors_file;
 mod safetensors_write;
 mod verify;
 
+pub use adapter_folder::{AdapterConfig, AdapterFolder, adapter_tensor_name, model_tensor_name};
 pub use checkpoint::{Checkpoint, TensorPart};
 pub use checkpoint_write::{CheckpointWriter, PieceSpec, TensorSpec};
 pub use error::{CkptError, IndexFault, ManifestFault, SafetensorsFault};
-pub use export::{DEFAULT_SHARD_BYTES, Export, check_model_files, export_folder};
+pub use export::{DEFAULT_SHARD_BYTES, Export, FolderKind, check_model_files, export_folder};
 pub use geometry::TensorBox;
 pub use manifest::{DataCursor, Meta, NumbersRecord};
 pub use model_folder::ModelFolder;

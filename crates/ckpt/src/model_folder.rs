@@ -184,7 +184,7 @@ fn open_shards(path: &Path) -> Result<Shards, CkptError> {
 
 /// Opens a file of the folder, and refuses links to targets outside it. In the Hugging Face cache a snapshot is a
 /// folder of links into `blobs`, two levels up; these are followed.
-fn open_inside(folder: &Path, name: &str) -> Result<SafetensorsFile, CkptError> {
+pub(crate) fn open_inside(folder: &Path, name: &str) -> Result<SafetensorsFile, CkptError> {
     let file = folder.join(name);
     let target = file.canonicalize().map_err(read_error(&file))?;
     let folder = folder.canonicalize().map_err(read_error(folder))?;

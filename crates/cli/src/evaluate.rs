@@ -37,9 +37,12 @@ impl Fault for NoCacheFolder {
 }
 
 pub(crate) fn run(args: &Eval) -> Result<(), Failure> {
-    let model = lockstep_train::model_folder(&hub::model(&args.model)?);
-    let model = format!("model_name_or_path={}", model.display());
-    let (mut config, _) = inputs::load(Purpose::Plan, &args.settings, &[model])?;
+    let (model, adapter) =
+        lockstep_train::model_and_adapter(&hub::model(&args.model)?, args.adapter.as_deref())
+            .map_err(boxed)?;
+    let mut own = vec![format!("model_name_or_path={}", model.display())];
+    own.extend(adapter.map(|path| format!("adapter_name_or_path={}", path.display())));
+    let (mut config, _) = inputs::load(Purpose::Plan, &args.settings, &own)?;
     if let Some(named) = &mut config.data.dataset {
         named.evaluates_test_split = true;
     }

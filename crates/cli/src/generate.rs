@@ -68,7 +68,7 @@ pub(crate) fn open(model: &Model, slots: usize) -> Result<Generator, Failure> {
         capacity: model.context,
         score_tokens: 0,
     };
-    Generator::open(&hub::model(&model.model)?, &spec).map_err(boxed)
+    Generator::open(&hub::model(&model.model)?, model.adapter.as_deref(), &spec).map_err(boxed)
 }
 
 fn available_threads() -> usize {

@@ -114,6 +114,15 @@ keys! {
     Model Exact "attention_dropout" = "null", "Dropout probability of the attention weights. Defaults to the value in the model's `config.json`.";
     Model Exact "disable_dropout" = "false" {Reward Dpo Ppo: "true"}, "Train without dropout, whatever the model's `config.json` sets.";
     Model Exact "resid_dropout" ["dropout", "resid_pdrop", "hidden_dropout"] = "null", "Dropout probability of the attention and MLP outputs, before they are added to the residual stream. Defaults to the value in the model's `config.json`.";
+    Model Exact "use_peft" = "false", "Train low-rank adapters (LoRA) and freeze the weights. The run saves an adapter that PEFT can load.";
+    Model Exact "lora_r" = "16", "Rank of the adapters.";
+    Model Exact "lora_alpha" = "32", "Adapters are scaled by `lora_alpha` divided by `lora_r`.";
+    Model Exact "lora_dropout" = "0.05", "Dropout at the input of adapters.";
+    Model Exact "lora_target_modules" = "null", "Modules that get an adapter: names such as `q_proj`, patterns with `*`, or `all-linear` for all projections of all blocks. Defaults to `[q_proj, v_proj]`, as in PEFT.";
+    Model Exact "lora_modules_to_save" = "null", "Modules to train as a whole and to save with the adapters, such as `lm_head`.";
+    Model Exact "use_rslora" = "false", "Scale adapters by `lora_alpha` divided by the square root of `lora_r`.";
+    Model Map "peft_config" ["lora"] = "null", "The adapters in PEFT's form, with its defaults: `{r: 16, lora_alpha: 32, target_modules: all-linear}`.";
+    Model Exact "adapter_name_or_path" ["adapter"] = "null", "Folder of an adapter to continue training. It defines rank, targets and scale.";
 
     Algorithm Word "algorithm" = "sft", "Training algorithm: `sft` or `clm` (predict the next token), `reward` (reward model), `dpo`, `ppo`, `grpo` or `rloo`. `lockstep dpo` is the same as `lockstep train algorithm=dpo`.";
 
@@ -281,7 +290,6 @@ keys! {
     Plan Exact "memory_budget_gib" = "null", "Maximum memory per rank in GiB.";
     Plan Exact "threads" = "null", "CPU threads per rank.";
     Plan Exact "head_chunk_tokens" = "null", "Tokens per chunk of the LM head.";
-    Plan Map "adapter" = "null", "A LoRA adapter, which cannot be trained yet: `{r: 8, target_modules: [q_proj, v_proj]}`.";
 
     Output Exact "output_dir" = "null", "Folder of the run. Training requires it or `experiment_name`.";
     Output Exact "experiment_name" = "null", "Name of the run. Without `output_dir`, the output folder is `outputs/NAME`.";

@@ -273,7 +273,8 @@ impl UnitResidents {
         let states = [ParamState::Working, ParamState::Grad];
         let states = states.into_iter().chain(plan.input.optimizer_states(model, unit));
         let resident = |state: ParamState| {
-            let id = plan.find(BufferKind::ParamState { model, unit, state })?;
+            let id =
+                plan.find(BufferKind::ParamState { model: plan.input.weights_of(model), unit, state })?;
             let location = location_at(&plan.buffers[id.0 as usize], plan.resident_offset(id)?);
             Some((state, ResidentAddress { location, owned: plan.input.owned(model, unit, state, rank) }))
         };

@@ -75,7 +75,7 @@ impl Shared {
 
     /// Whether the current phase uses dropout: only training does.
     fn uses_dropout(&self) -> bool {
-        self.schedule_phase().kind == PhaseKind::Train && self.model().shape.dropout.is_on()
+        self.schedule_phase().kind == PhaseKind::Train && self.model().shape.has_dropout()
     }
 
     /// Checks a micro-batch and copies it to the device.

@@ -37,6 +37,14 @@ fn fill_normal(values: &mut [f32], first: usize, stream: RngStream, std: f32) {
     });
 }
 
+/// Element `index` of a tensor whose elements are uniform between ±`bound`.
+fn uniform(stream: RngStream, index: usize, bound: f32) -> f32 {
+    let word = stream.block((index / 4) as u32)[index % 4];
+    // The middle of one of 2^24 intervals, so that the distribution is symmetric.
+    let unit = ((word >> 8) as f32 + 0.5) / (1u32 << 24) as f32;
+    (2.0 * unit - 1.0) * bound
+}
+
 /// The states that a write to `state` sets: both copies of the parameters, so that they always agree.
 fn written_states(state: ParamState) -> Vec<ParamState> {
     match state {
@@ -320,6 +328,10 @@ impl ModelMut<'_> {
                 WeightInit::Normal => {
                     values.resize(part.len(), 0.0);
                     fill_normal(&mut values, start, stream, std);
+                }
+                WeightInit::KaimingUniform => {
+                    let bound = 1.0 / (segment.shape[1] as f32).sqrt();
+                    values.extend(part.clone().map(|i| uniform(stream, i, bound)));
                 }
             }
             self.write(unit, segment, ParamState::Working, part, &values)?;

@@ -1,7 +1,7 @@
 //! Maps the steps of a program to calls of operations.
 
 use lockstep_ops::matmul::Accumulate;
-use lockstep_ops::{bias, dropout, embedding, matmul, reduce, rmsnorm, rope, rows, swiglu};
+use lockstep_ops::{bias, dropout, embedding, matmul, reduce, rmsnorm, rope, rows, scale, swiglu};
 use lockstep_shape::{DropoutSite, Program, ProgramStep, RopeDirection};
 
 use crate::attention::attention_step;
@@ -35,7 +35,11 @@ fn run_step(step: &ProgramStep, unit: &Unit) {
         }
         ProgramStep::NormBack { .. } => norm_back(step, unit),
         ProgramStep::Linear { x, w, y, residual } => {
-            let init = residual.map_or(Accumulate::Overwrite, |r| Accumulate::Residual(unit.mat(r.into())));
+            let init = match residual {
+                None => Accumulate::Overwrite,
+                Some(itself) if itself == y => Accumulate::Add,
+                Some(other) => Accumulate::Residual(unit.mat(other)),
+            };
             matmul::nt(queue, unit.mat(y), unit.mat(x), unit.weight_mat(w), init, workspace)
         }
         ProgramStep::LinearBackInput { dy, w, dx, add } => {
@@ -64,6 +68,20 @@ fn run_step(step: &ProgramStep, unit: &Unit) {
         ProgramStep::DropoutBack { dy, dx, site } => {
             let [dy, dx] = [dy, dx].map(|slot| unit.mat(slot.into()));
             dropout::backward(queue, dx, dy, unit.inputs.cu_seqlens, unit.mask(mask_site(site)).as_ref())
+        }
+        ProgramStep::DropoutCopy { x, y, site } => {
+            let x = unit.mat(x);
+            let y = unit.first_columns(y, x.cols);
+            dropout::backward(queue, y, x, unit.inputs.cu_seqlens, unit.mask(mask_site(site)).as_ref())
+        }
+        ProgramStep::DropoutAdd { x, y, site } => {
+            let y = unit.mat(y);
+            let x = unit.first_columns(x, y.cols);
+            dropout::add(queue, y, x, unit.inputs.cu_seqlens, unit.mask(mask_site(site)).as_ref())
+        }
+        ProgramStep::LoraScale { x } => {
+            let lora = unit.model.lora.as_ref().expect("only models with adapters scale them");
+            scale::in_place(queue, unit.mat(x), lora.scale())
         }
         ProgramStep::Rope { x, direction } => {
             let turn = match direction {
@@ -100,6 +118,7 @@ const fn mask_site(site: DropoutSite) -> dropout::Site {
     match site {
         DropoutSite::AttentionOut => dropout::Site::AttentionOut,
         DropoutSite::MlpOut => dropout::Site::MlpOut,
+        DropoutSite::Lora(of) => dropout::Site::Adapter(of as u8),
     }
 }
 

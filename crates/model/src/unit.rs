@@ -114,6 +114,11 @@ impl<'m> Unit<'m> {
         if cols.len == 0 { whole } else { whole.columns(cols.start, cols.len) }
     }
 
+    /// The first columns of a slot that is wider than what is in it.
+    pub(crate) fn first_columns(&self, slot: Slot, len: usize) -> Mat<'m> {
+        self.mat(SlotCols { slot, start: 0, len })
+    }
+
     /// The first rows of a slot that has one row per row of a chunk.
     pub(crate) fn chunk_mat(&self, slot: Slot, rows: usize) -> Mat<'m> {
         let width = self.programs.spec(slot).width;
@@ -184,7 +189,11 @@ impl<'m> Unit<'m> {
         let DropoutKey { seed, step, samples } = self.dropout?;
         let UnitKind::Block(layer) = self.shape.kind else { panic!("{} has no dropout", self.shape.kind) };
         let rates = self.model.dropout;
-        let rate = if site == dropout::Site::Probabilities { rates.attention } else { rates.residual };
+        let rate = match site {
+            dropout::Site::Probabilities => rates.attention,
+            dropout::Site::AttentionOut | dropout::Site::MlpOut => rates.residual,
+            dropout::Site::Adapter(_) => self.model.lora.as_ref().map_or(0.0, |lora| lora.dropout),
+        };
         (rate > 0.0).then_some(Mask { rate, seed, step, layer, site, samples })
     }
 
@@ -243,7 +252,8 @@ pub fn kernel_sources(
 ) -> Vec<(&'static KernelSource, KernelVariant)> {
     let heads =
         Heads { num_q: model.heads, num_kv: model.kv_heads, width: model.head_dim, scale: 1.0, window: None };
-    let mut all = lockstep_ops::model_kernel_sources(sm, storage, &heads, model.dropout.is_on());
+    let mut all = lockstep_ops::model_kernel_sources(sm, storage, &heads, model.has_dropout());
+    all.extend(model.lora.iter().map(|_| lockstep_ops::adapter_kernel_source(storage)));
     all.extend((model.head == Head::Score).then(|| lockstep_ops::score_head_kernel_source(storage)));
     all
 }

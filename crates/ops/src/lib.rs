@@ -28,6 +28,7 @@ pub mod rmsnorm;
 pub mod rope;
 pub mod rows;
 pub mod sampling;
+pub mod scale;
 pub mod score_head;
 pub mod selftest;
 pub mod sgd;
@@ -48,7 +49,8 @@ mod vectors;
 
 pub use mat::Mat;
 pub use sources::{
-    all_kernel_sources, model_kernel_sources, optimizer_kernel_source, score_head_kernel_source,
+    adapter_kernel_source, all_kernel_sources, model_kernel_sources, optimizer_kernel_source,
+    score_head_kernel_source,
 };
 
 /// Rows that a pool item processes: few enough for load balancing, enough to outweigh the cost of taking an item.

@@ -6,8 +6,8 @@ use lockstep_device::cuda::{KernelSource, KernelVariant};
 use crate::attention::Heads;
 use crate::optimizer::{ParamFormat, StateFormat, UpdateFormat};
 use crate::{
-    adamw, bias, cross_entropy, dropout, embedding, lion, nf4, reduce, rmsnorm, rope, rows, score_head, sgd,
-    swiglu,
+    adamw, bias, cross_entropy, dropout, embedding, lion, nf4, reduce, rmsnorm, rope, rows, scale,
+    score_head, sgd, swiglu,
 };
 
 /// Every source in every variant that a run on such a GPU may use.
@@ -21,6 +21,7 @@ pub fn all_kernel_sources(sm: u32) -> Vec<(&'static KernelSource, KernelVariant)
         &rmsnorm::cuda::SOURCE,
         &rope::cuda::SOURCE,
         &rows::cuda::SOURCE,
+        &scale::cuda::SOURCE,
         &score_head::cuda::SOURCE,
         &swiglu::cuda::SOURCE,
     ];
@@ -65,6 +66,11 @@ pub fn optimizer_kernel_source(
 /// The source of the score head's kernels.
 pub fn score_head_kernel_source(storage: DType) -> (&'static KernelSource, KernelVariant) {
     (&score_head::cuda::SOURCE, KernelVariant::of(storage))
+}
+
+/// The source of the kernels of low-rank adapters.
+pub fn adapter_kernel_source(storage: DType) -> (&'static KernelSource, KernelVariant) {
+    (&scale::cuda::SOURCE, KernelVariant::of(storage))
 }
 
 /// The sources that a model's steps use: weights and activations of one type, heads of one width.

@@ -2,7 +2,7 @@
 
 use lockstep_core::{Bytes, DType, Mesh, Rank, shard_range};
 use lockstep_shape::{
-    Channel, Channels, FlatParam, Freeze, Head, ModelShape, Programs, Recompute, UnitKind, UnitShape,
+    Channel, Channels, FlatParam, Freeze, Head, ModelShape, Param, Programs, Recompute, UnitKind, UnitShape,
     block_programs, embed_programs, head_programs, score_head_programs, units,
 };
 
@@ -189,6 +189,8 @@ pub struct ModelPlan {
     pub optimizer: OptimizerSpec,
     pub scores: bool,
     pub generation: Option<GenerationBounds>,
+    /// The model whose weights it uses, without that model's adapters. `None`: it has weights of its own.
+    pub shares_weights_of: Option<ModelId>,
     /// The distinct programs: units that compute the same share one.
     programs: Vec<Programs>,
     /// For every unit, its index in `programs`.
@@ -209,7 +211,7 @@ impl ModelPlan {
         let freeze = if role.trains() { settings.freeze } else { Freeze::All };
         let units = units(shape, &freeze, settings.decay_norms);
         // Masks of dropout differ between documents, so their rows do, too.
-        let bounds = BatchBounds { shares_rows: bounds.shares_rows && !shape.dropout.is_on(), ..bounds };
+        let bounds = BatchBounds { shares_rows: bounds.shares_rows && !shape.has_dropout(), ..bounds };
         let (programs, program_of) = programs(shape, &units, recompute, bounds.shares_rows);
         ModelPlan {
             role,
@@ -224,13 +226,35 @@ impl ModelPlan {
             optimizer,
             scores,
             generation,
+            shares_weights_of: None,
             programs,
             program_of,
         }
     }
 
+    /// The same model without its adapters, which only scores: the reference of a policy that trains adapters. It has no
+    /// weights of its own.
+    pub fn without_adapters(&self, id: ModelId, role: ModelRole, settings: &ModelSettings) -> ModelPlan {
+        let shape = ModelShape { lora: None, ..self.shape.clone() };
+        let bounds = settings.bounds;
+        let bounds = BatchBounds { shares_rows: bounds.shares_rows && !shape.has_dropout(), ..bounds };
+        let (programs, program_of) = programs(&shape, &self.units, self.recompute, bounds.shares_rows);
+        ModelPlan {
+            role,
+            shape,
+            bounds,
+            channels: settings.channels,
+            scores: true,
+            generation: None,
+            shares_weights_of: Some(id),
+            programs,
+            program_of,
+            ..self.clone()
+        }
+    }
+
     pub fn trains(&self) -> bool {
-        self.units.iter().any(|u| u.trained_elems > 0)
+        self.shares_weights_of.is_none() && self.units.iter().any(|u| u.trained_elems > 0)
     }
 
     /// The factor by which the head scales logits. Training, scoring and generation use this one number, so that their
@@ -294,7 +318,7 @@ impl ModelPlan {
             docs: docs.max(self.max_decode_docs()),
             page_tables: self.page_table_elems(),
             shares_rows: self.bounds.shares_rows,
-            samples: if self.shape.dropout.is_on() { docs } else { 0 },
+            samples: if self.shape.has_dropout() { docs } else { 0 },
         })
     }
 
@@ -380,8 +404,8 @@ fn programs(
     shares_rows: bool,
 ) -> (Vec<Programs>, Vec<usize>) {
     let blocks = units.iter().filter(|unit| matches!(unit.kind, UnitKind::Block(_))).count() as u32;
-    // Blocks have equal programs if they recompute the same and train the same tensors.
-    let mut keys: Vec<(Option<Recompute>, Vec<bool>)> = Vec::new();
+    // Blocks have equal programs if they recompute the same, have the same adapters and train the same tensors.
+    let mut keys: Vec<(Option<Recompute>, Vec<(Param, bool)>)> = Vec::new();
     let (mut programs, mut program_of) = (Vec::new(), Vec::new());
     for unit in units {
         let recompute = match unit.kind {
@@ -389,7 +413,7 @@ fn programs(
             UnitKind::Block(_) => Some(recompute.early),
             UnitKind::Embed | UnitKind::Head | UnitKind::ScoreHead => None,
         };
-        let trained = unit.segments.iter().map(|segment| segment.is_trained()).collect();
+        let trained = unit.segments.iter().map(|segment| (segment.param, segment.is_trained())).collect();
         let key = (recompute, trained);
         let known = keys.iter().position(|known| *known == key && recompute.is_some());
         program_of.push(known.unwrap_or(programs.len()));
@@ -451,6 +475,11 @@ impl PlanInput {
 
     pub fn model(&self, id: ModelId) -> &ModelPlan {
         &self.models[id.0 as usize]
+    }
+
+    /// The model that holds a model's weights: itself, unless it shares those of another.
+    pub fn weights_of(&self, id: ModelId) -> ModelId {
+        self.model(id).shares_weights_of.unwrap_or(id)
     }
 
     fn unit(&self, model: ModelId, unit: u32) -> &UnitShape {

@@ -87,6 +87,8 @@ pub struct ModelNeeds<'a> {
     pub generation: Option<WantedGeneration>,
     /// The head's distribution is softmax(logits / temperature).
     pub temperature: f32,
+    /// The model whose weights it uses, without that model's adapters. It comes before this one.
+    pub shares_weights_of: Option<ModelId>,
 }
 
 /// The plan input of a configuration.
@@ -104,11 +106,15 @@ pub fn resolve(
     }
     let storage = storage(config.precision, hardware.device);
     let policy_freeze = freeze(config, policy)?;
-    let models = needs.models.iter().map(|model| {
+    let mut models: Vec<ModelPlan> = Vec::new();
+    for model in &needs.models {
         let freeze = if model.role == ModelRole::Policy { policy_freeze.clone() } else { Freeze::Nothing };
-        ModelPlan::new(model.role, model.shape, settings(config, model, name, hardware, freeze))
-    });
-    let models: Vec<ModelPlan> = models.collect();
+        let settings = settings(config, model, name, hardware, freeze);
+        models.push(match model.shares_weights_of {
+            Some(id) => models[id.0 as usize].without_adapters(id, model.role, &settings),
+            None => ModelPlan::new(model.role, model.shape, settings),
+        });
+    }
     if !models[0].trains() {
         return Err(PlanError::NothingTrains);
     }

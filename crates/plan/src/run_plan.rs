@@ -248,7 +248,8 @@ fn exported_buffers<'s>(
 
 /// Adds all residents to the table: they exist whether or not a phase uses them.
 fn register_residents(input: &PlanInput, table: &mut BufferTable) {
-    for (m, model) in input.models.iter().enumerate() {
+    let with_weights = |(_, model): &(usize, &crate::input::ModelPlan)| model.shares_weights_of.is_none();
+    for (m, model) in input.models.iter().enumerate().filter(with_weights) {
         for (u, unit) in model.units.iter().enumerate() {
             let (model, u) = (ModelId(m as u8), u as u32);
             let mut states = vec![ParamState::Working];

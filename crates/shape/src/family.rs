@@ -1,6 +1,7 @@
 //! The programs of the model families. They all share one list of steps, in which QK norms and biases are optional
 //! steps. Sliding windows need no step: the attention step looks up its layer's window.
 
+use crate::lora::{AdapterSite, AdapterSteps};
 use crate::program::with_recomputation;
 use crate::{
     DropoutSite, ModelShape, Param, Program, ProgramStep, Programs, Projection, Recompute, RopeDirection,
@@ -93,6 +94,9 @@ pub fn block_programs(m: &ModelShape, block: &UnitShape, recompute: Recompute, s
         all_saved.extend([Slot::Qn, Slot::Kn, Slot::Rq, Slot::Rk]);
     }
     all_saved.extend([Slot::O, Slot::Lse, Slot::X2, Slot::N2, Slot::R2, Slot::GateUp, Slot::S]);
+    all_saved.extend([Slot::LoraQkv, Slot::LoraO, Slot::LoraGateUp]);
+    // With full recomputation S exists only in backward, and with it what an adapter computes from it.
+    all_saved.extend((recompute != Recompute::Full).then_some(Slot::LoraDown));
     // An output that SwiGLU's backward recomputes is not read from the saved activations.
     all_saved.retain(|slot| backward.iter().any(|step| step.reads().contains(slot)));
 
@@ -104,12 +108,12 @@ pub fn block_programs(m: &ModelShape, block: &UnitShape, recompute: Recompute, s
     };
     let recompute_program = match recompute {
         Recompute::Full => {
-            let unwanted = [Slot::Y, Slot::S];
-            forward
-                .iter()
-                .copied()
-                .filter(|s| !s.writes().iter().any(|slot| unwanted.contains(slot)))
-                .collect()
+            // Backward recomputes S itself, so everything that needs it is left to backward.
+            let is_unwanted = |step: &ProgramStep| {
+                step.writes().iter().any(|slot| [Slot::Y, Slot::S, Slot::LoraDown].contains(slot))
+                    || step.reads().contains(&Slot::S)
+            };
+            forward.iter().copied().filter(|step| !is_unwanted(step)).collect()
         }
         _ => vec![],
     };
@@ -154,7 +158,9 @@ fn block_specs(m: &ModelShape) -> Vec<SlotSpec> {
     let copies = copies.into_iter().chain([SlotSpec::statistic(Slot::PosLse, m.heads)]);
     let activations = activations.map(|(slot, width)| SlotSpec::activation(slot, width)).into_iter();
     let statistics = statistics.map(|(slot, width)| SlotSpec::statistic(slot, width));
-    activations.chain(statistics).chain(copies.map(|spec| spec.with_rows(SlotRows::Positions))).collect()
+    let adapters = m.lora.iter().flat_map(|lora| lora.slot_specs(d.max(q).max(f)));
+    let copies = copies.map(|spec| spec.with_rows(SlotRows::Positions));
+    activations.chain(statistics).chain(copies).chain(adapters).collect()
 }
 
 /// The columns of queries, keys and values in one slot.
@@ -221,6 +227,7 @@ fn block_forward(m: &ModelShape, block: &UnitShape, shares: bool) -> Vec<Program
         rstd: Slot::R1,
     }];
     steps.extend(matmuls(block, Param::Qkv, &[q, k, v]).into_iter().map(|(w, y)| linear(Slot::N1, w, y)));
+    add_adapters(m, block, &mut steps, AdapterSite::Qkv, Slot::N1, &[q, k, v]);
     if m.biases.qkv {
         steps.extend([bias(Projection::Q, q), bias(Projection::K, k), bias(Projection::V, v)]);
     }
@@ -234,7 +241,7 @@ fn block_forward(m: &ModelShape, block: &UnitShape, shares: bool) -> Vec<Program
             .map(|x| ProgramStep::Rope { x, direction: RopeDirection::Forward }),
     );
     steps.push(ProgramStep::Attention { q: q_in, k: k_in, v: v_in, out: Slot::O, lse: Slot::Lse, shares });
-    add_branch(m, &mut steps, (Slot::O, Projection::O), Slot::X2, Slot::X, DropoutSite::AttentionOut);
+    add_branch(m, block, &mut steps, DropoutSite::AttentionOut);
     let [g, u] = gate_up_cols(m);
     steps.push(ProgramStep::Norm {
         x: Slot::X2.into(),
@@ -243,27 +250,41 @@ fn block_forward(m: &ModelShape, block: &UnitShape, shares: bool) -> Vec<Program
         rstd: Slot::R2,
     });
     steps.extend(matmuls(block, Param::GateUp, &[g, u]).into_iter().map(|(w, y)| linear(Slot::N2, w, y)));
+    add_adapters(m, block, &mut steps, AdapterSite::GateUp, Slot::N2, &[g, u]);
     if m.biases.mlp {
         steps.extend([bias(Projection::Gate, g), bias(Projection::Up, u)]);
     }
     steps.push(ProgramStep::SwiGlu { g, u, y: Slot::S });
-    add_branch(m, &mut steps, (Slot::S, Projection::Down), Slot::Y, Slot::X2, DropoutSite::MlpOut);
+    add_branch(m, block, &mut steps, DropoutSite::MlpOut);
     steps
 }
 
-/// Adds a branch to the residual stream: the projection of x, with bias and dropout. Without dropout the matmul itself
-/// accumulates onto the stream.
-fn add_branch(
+/// Adds what the adapters of a site compute from x to the columns of its projections.
+fn add_adapters(
     m: &ModelShape,
+    block: &UnitShape,
     steps: &mut Vec<ProgramStep>,
-    (x, of): (Slot, Projection),
-    y: Slot,
-    residual: Slot,
-    site: DropoutSite,
+    site: AdapterSite,
+    x: Slot,
+    y: &[SlotCols],
 ) {
+    if let Some(adapters) = AdapterSteps::of(m.lora.as_ref(), block, site) {
+        steps.extend(adapters.hidden(x.into()));
+        steps.extend(adapters.add_outputs(y));
+    }
+}
+
+/// Adds a branch to the residual stream: a projection with adapter, bias and dropout. Without dropout the matmul itself
+/// accumulates onto the stream.
+fn add_branch(m: &ModelShape, block: &UnitShape, steps: &mut Vec<ProgramStep>, site: DropoutSite) {
+    let (x, of, adapters, y, residual) = match site {
+        DropoutSite::AttentionOut => (Slot::O, Projection::O, AdapterSite::O, Slot::X2, Slot::X),
+        _ => (Slot::S, Projection::Down, AdapterSite::Down, Slot::Y, Slot::X2),
+    };
     let has_dropout = m.dropout.residual > 0.0;
-    let start = (!has_dropout).then_some(residual);
+    let start = (!has_dropout).then_some(residual.into());
     steps.push(ProgramStep::Linear { x: x.into(), w: of.weight().0, y: y.into(), residual: start });
+    add_adapters(m, block, steps, adapters, x, &[y.into()]);
     if of.has_bias(m.biases) {
         steps.push(ProgramStep::Bias { y: y.into(), b: Param::BiasOf(of) });
     }
@@ -303,20 +324,34 @@ impl BlockBackward<'_> {
         let [g, u] = gate_up_cols(self.m);
         let branch = self.branch();
         let is_trained = self.block.is_trained(Param::Down);
-        let recompute_output = is_trained && self.recompute != Recompute::None;
+        let adapters = self.adapters(AdapterSite::Down);
+        let recompute_output = (is_trained || adapters.is_some()) && self.recompute != Recompute::None;
         let down = |x: Slot| weight_back(branch, x, Param::Down);
         let mut steps = Vec::new();
         steps.extend(self.dropout(DropoutSite::MlpOut));
         steps.extend((is_trained && !recompute_output).then(|| down(Slot::S)));
         steps.push(input_back(branch, Param::Down, Slot::DS, false));
+        if let Some(adapters) = &adapters {
+            steps.extend(adapters.hidden_grads(&[branch]));
+            if !recompute_output {
+                steps.extend(adapters.weight_grads(&[branch], Slot::S.into()));
+            }
+            steps.extend(adapters.input_grads(Slot::DS.into()));
+        }
         steps.push(ProgramStep::SwiGluBack { g, u, dy: Slot::DS, recompute_output });
-        steps.extend(recompute_output.then(|| down(Slot::DS)));
+        steps.extend((is_trained && recompute_output).then(|| down(Slot::DS)));
+        if let Some(adapters) = adapters.filter(|_| recompute_output) {
+            if self.recompute == Recompute::Full {
+                steps.extend(adapters.hidden(Slot::DS.into()));
+            }
+            steps.extend(adapters.weight_grads(&[branch], Slot::DS.into()));
+        }
         if self.m.biases.mlp {
             let [down, gate, up] = [(Projection::Down, branch), (Projection::Gate, g), (Projection::Up, u)];
             steps.extend([bias_back(down), bias_back(gate), bias_back(up)]);
         }
         let norm = NormOperands { x: Slot::X2, w: Param::PostNorm, y: Slot::N2, rstd: Slot::R2 };
-        steps.extend(self.normed_linears(Param::GateUp, &[g, u], &norm));
+        steps.extend(self.normed_linears((Param::GateUp, AdapterSite::GateUp), &[g, u], &norm));
         steps
     }
 
@@ -331,6 +366,11 @@ impl BlockBackward<'_> {
         steps.extend(self.dropout(DropoutSite::AttentionOut));
         steps.extend(self.block.is_trained(Param::O).then(|| weight_back(branch, Slot::O, Param::O)));
         steps.push(input_back(branch, Param::O, Slot::DO, false));
+        if let Some(adapters) = self.adapters(AdapterSite::O) {
+            steps.extend(adapters.hidden_grads(&[branch]));
+            steps.extend(adapters.weight_grads(&[branch], Slot::O.into()));
+            steps.extend(adapters.input_grads(Slot::DO.into()));
+        }
         let (out, lse, dout) = (Slot::O, Slot::Lse, Slot::DO);
         steps.push(ProgramStep::AttentionBack { q, k, v, out, lse, dout, dqkv, shares: self.shares });
         let rotated = rotated_cols(m, [dq, dk]).into_iter();
@@ -352,7 +392,7 @@ impl BlockBackward<'_> {
             steps.extend([bias_back(q), bias_back(k), bias_back(v)]);
         }
         let norm = NormOperands { x: Slot::X, w: Param::InputNorm, y: Slot::N1, rstd: Slot::R1 };
-        steps.extend(self.normed_linears(Param::Qkv, &dqkv, &norm));
+        steps.extend(self.normed_linears((Param::Qkv, AdapterSite::Qkv), &dqkv, &norm));
         steps
     }
 
@@ -369,15 +409,34 @@ impl BlockBackward<'_> {
         self.m.dropout.residual > 0.0
     }
 
-    /// The gradients of adjacent weights, of the normalized input they share, and of the norm.
-    fn normed_linears(&self, joined: Param, columns: &[SlotCols], norm: &NormOperands) -> Vec<ProgramStep> {
+    fn adapters(&self, site: AdapterSite) -> Option<AdapterSteps> {
+        AdapterSteps::of(self.m.lora.as_ref(), self.block, site)
+    }
+
+    /// The gradients of adjacent weights and their adapters, of the normalized input they share, and of the norm.
+    fn normed_linears(
+        &self,
+        (joined, site): (Param, AdapterSite),
+        columns: &[SlotCols],
+        norm: &NormOperands,
+    ) -> Vec<ProgramStep> {
         let trained = trained_matmuls(self.block, joined, columns);
-        let recompute_output = self.recompute == Recompute::Selective && !trained.is_empty();
+        let adapters = self.adapters(site);
+        let is_needed = !trained.is_empty() || adapters.is_some();
+        let recompute_output = self.recompute == Recompute::Selective && is_needed;
         let normed = if recompute_output { Slot::DN } else { norm.y };
-        let weights = trained.into_iter().map(|(w, dy)| weight_back(dy, normed, w));
+        let mut weights: Vec<ProgramStep> =
+            trained.into_iter().map(|(w, dy)| weight_back(dy, normed, w)).collect();
         let all = matmuls(self.block, joined, columns).into_iter().enumerate();
-        let inputs = all.map(|(i, (w, dy))| input_back(dy, w, Slot::DN, i > 0));
-        let norm = [ProgramStep::NormBack {
+        let mut inputs: Vec<ProgramStep> =
+            all.map(|(i, (w, dy))| input_back(dy, w, Slot::DN, i > 0)).collect();
+        let mut hidden = Vec::new();
+        if let Some(adapters) = adapters {
+            hidden = adapters.hidden_grads(columns);
+            weights.extend(adapters.weight_grads(columns, normed.into()));
+            inputs.extend(adapters.input_grads(Slot::DN.into()));
+        }
+        let norm = ProgramStep::NormBack {
             dy: Slot::DN.into(),
             x: norm.x.into(),
             w: norm.w,
@@ -385,11 +444,11 @@ impl BlockBackward<'_> {
             dx: Slot::DX.into(),
             add: true,
             recompute_output,
-        }];
+        };
         if recompute_output {
-            inputs.chain(norm).chain(weights).collect()
+            [hidden, inputs, vec![norm], weights].concat()
         } else {
-            weights.chain(inputs).chain(norm).collect()
+            [hidden, weights, inputs, vec![norm]].concat()
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The shape of a model.
 
-use crate::{Architecture, Rope};
+use crate::{Architecture, Lora, Rope};
 
 /// Everything that determines a model's tensors and arithmetic.
 #[derive(Clone, Debug, PartialEq)]
@@ -19,6 +19,8 @@ pub struct ModelShape {
     pub biases: Biases,
     pub window: Option<SlidingWindow>,
     pub dropout: Dropout,
+    /// Low-rank adapters, which are then what is trained.
+    pub lora: Option<Lora>,
     pub tied: bool,
     pub max_positions: usize,
     /// The standard deviation of randomly initialised weights.
@@ -57,12 +59,6 @@ pub struct Dropout {
     pub residual: f64,
 }
 
-impl Dropout {
-    pub fn is_on(&self) -> bool {
-        *self != Dropout::default()
-    }
-}
-
 /// Sliding-window attention.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlidingWindow {
@@ -79,6 +75,11 @@ impl ModelShape {
 
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
+    }
+
+    /// Whether training drops anything: in the model itself, or at the input of adapters.
+    pub fn has_dropout(&self) -> bool {
+        self.dropout != Dropout::default() || self.lora.as_ref().is_some_and(|lora| lora.dropout > 0.0)
     }
 
     /// Whether the head uses the embedding table. A scalar head always has its own weight.

@@ -1,6 +1,6 @@
 //! Programs: ordered lists of steps on slots and weights.
 
-use crate::{Param, Slot, SlotSpec};
+use crate::{Param, Projection, Slot, SlotSpec};
 
 /// Which activations a block recomputes in backward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -20,11 +20,12 @@ pub enum RopeDirection {
     Backward,
 }
 
-/// The two places in a block where dropout is applied to the residual stream.
+/// Where in a block dropout is applied: to what is added to the residual stream, and to the input of adapters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DropoutSite {
     AttentionOut,
     MlpOut,
+    Lora(Projection),
 }
 
 /// Columns `[start, start + len)` of a slot; `len` 0 means all columns.
@@ -60,8 +61,8 @@ pub enum ProgramStep {
         add: bool,
         recompute_output: bool,
     },
-    /// y = (residual +) x · wᵀ
-    Linear { x: SlotCols, w: Param, y: SlotCols, residual: Option<Slot> },
+    /// y = (residual +) x · wᵀ; the residual may be y itself
+    Linear { x: SlotCols, w: Param, y: SlotCols, residual: Option<SlotCols> },
     /// dx (+)= dy · w
     LinearBackInput { dy: SlotCols, w: Param, dx: SlotCols, add: bool },
     /// dw += dyᵀ · x
@@ -74,6 +75,12 @@ pub enum ProgramStep {
     Dropout { y: Slot, residual: Slot, site: DropoutSite },
     /// dx = dy with the mask of the forward pass applied
     DropoutBack { dy: Slot, dx: Slot, site: DropoutSite },
+    /// y = x with a mask applied, in the first columns of y
+    DropoutCopy { x: SlotCols, y: Slot, site: DropoutSite },
+    /// y += x with a mask applied, of the first columns of x
+    DropoutAdd { x: Slot, y: SlotCols, site: DropoutSite },
+    /// Multiplies x by the scale of the model's adapters, in place
+    LoraScale { x: SlotCols },
     /// Rotates queries and keys in place
     Rope { x: SlotCols, direction: RopeDirection },
     /// `shares`: documents may share rows; attention then runs on copies at every position
@@ -123,7 +130,7 @@ impl ProgramStep {
             }
             Linear { x, residual, .. } => {
                 let mut all = vec![x.slot];
-                all.extend(residual);
+                all.extend(residual.map(|cols| cols.slot));
                 all
             }
             LinearBackInput { dy, dx, add, .. } => {
@@ -136,7 +143,9 @@ impl ProgramStep {
             BiasBack { dy, .. } => vec![dy.slot],
             Dropout { y, residual, .. } => vec![y, residual],
             DropoutBack { dy, .. } => vec![dy],
-            Rope { x, .. } => vec![x.slot],
+            DropoutCopy { x, .. } => vec![x.slot],
+            DropoutAdd { x, y, .. } => vec![x, y.slot],
+            LoraScale { x } | Rope { x, .. } => vec![x.slot],
             Attention { q, k, v, .. } => vec![q.slot, k.slot, v.slot],
             AttentionBack { q, k, v, out, lse, dout, .. } => vec![q.slot, k.slot, v.slot, out, lse, dout],
             SwiGlu { g, u, .. } => vec![g.slot, u.slot],
@@ -167,7 +176,9 @@ impl ProgramStep {
             Linear { y, .. } | Bias { y, .. } => vec![y.slot],
             Dropout { y, .. } => vec![y],
             DropoutBack { dx, .. } => vec![dx],
-            Rope { x, .. } => vec![x.slot],
+            DropoutCopy { y, .. } => vec![y],
+            DropoutAdd { y, .. } => vec![y.slot],
+            LoraScale { x } | Rope { x, .. } => vec![x.slot],
             Attention { out, lse, shares, .. } => {
                 let copies = [Slot::PosQkv, Slot::PosO, Slot::PosLse];
                 [out, lse].into_iter().chain(copies.into_iter().filter(|_| shares)).collect()
@@ -242,7 +253,7 @@ impl Programs {
 }
 
 /// Inserts the forward steps that compute missing slots before the backward steps that read them. The slots `saved` are
-/// available already. A slot that was recomputed stays available for the rest of the program.
+/// available already. A slot that backward wrote or recomputed stays available for the rest of the program.
 pub(crate) fn with_recomputation(
     backward: Vec<ProgramStep>,
     forward: &[ProgramStep],
@@ -271,6 +282,7 @@ pub(crate) fn with_recomputation(
         for slot in step.reads() {
             recompute_slot(slot, forward, &mut available, &mut out);
         }
+        available.extend(step.writes());
         out.push(step);
     }
     out

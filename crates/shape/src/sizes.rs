@@ -47,6 +47,7 @@ impl ModelShape {
             dropout: Dropout::default(),
             tied: false,
             max_positions: size.max_positions,
+            lora: None,
             init_std: 0.02,
             bos_id: None,
             eos_id: None,

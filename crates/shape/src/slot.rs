@@ -61,6 +61,15 @@ pub enum Slot {
     PosLse,
     PosDO,
     PosDQkv,
+    /// The hidden numbers of adapters, scale · A·x, of each projection in adjacent columns. \[T, r\] each
+    LoraQkv,
+    LoraO,
+    LoraGateUp,
+    LoraDown,
+    /// The gradient of one of these.
+    DLora,
+    /// The input of an adapter after dropout, or its gradient before that.
+    LoraX,
     /// The rows of the residual stream that the head runs on: those whose outputs are needed.
     XF,
     /// The normalized input of the head, and its reciprocal standard deviations.

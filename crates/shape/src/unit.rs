@@ -4,7 +4,7 @@ use std::fmt;
 
 use lockstep_core::padded_elems;
 
-use crate::{Biases, Head, ModelShape};
+use crate::{Biases, Head, Lora, ModelShape, target_matches};
 
 /// Which unit of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -52,6 +52,12 @@ pub enum Param {
     /// Several weights with the same input as a single matrix. Not tensors themselves: their [`Param::parts`] are.
     Qkv,
     GateUp,
+    /// The matrices of a projection's adapter: \[r, in\] and \[out, r\].
+    LoraA(Projection),
+    LoraB(Projection),
+    /// The A matrices of several adapters with the same input as a single matrix.
+    LoraAQkv,
+    LoraAGateUp,
 }
 
 impl Param {
@@ -60,6 +66,10 @@ impl Param {
         match self {
             Param::Qkv => &[Param::Q, Param::K, Param::V],
             Param::GateUp => &[Param::Gate, Param::Up],
+            Param::LoraAQkv => {
+                &[Param::LoraA(Projection::Q), Param::LoraA(Projection::K), Param::LoraA(Projection::V)]
+            }
+            Param::LoraAGateUp => &[Param::LoraA(Projection::Gate), Param::LoraA(Projection::Up)],
             single => std::slice::from_ref(single),
         }
     }
@@ -78,7 +88,7 @@ pub enum Projection {
 }
 
 impl Projection {
-    const ALL: [Projection; 7] = [
+    pub const ALL: [Projection; 7] = [
         Projection::Q,
         Projection::K,
         Projection::V,
@@ -87,6 +97,15 @@ impl Projection {
         Projection::Up,
         Projection::Down,
     ];
+
+    /// The full name of its module.
+    pub fn module(self, layer: usize) -> String {
+        let parent = match self {
+            Projection::Q | Projection::K | Projection::V | Projection::O => "self_attn",
+            Projection::Gate | Projection::Up | Projection::Down => "mlp",
+        };
+        format!("model.layers.{layer}.{parent}.{}", self.weight().1)
+    }
 
     /// Its weight, and the name of its module.
     pub(crate) const fn weight(self) -> (Param, &'static str) {
@@ -151,6 +170,8 @@ pub enum WeightInit {
     Normal,
     One,
     Zero,
+    /// Uniform between ±1/√in, as PEFT initialises the A matrix of an adapter.
+    KaimingUniform,
 }
 
 /// One tensor in a unit's flat buffer.
@@ -176,6 +197,11 @@ impl Segment {
 
     pub fn is_trained(&self) -> bool {
         self.trained_start.is_some()
+    }
+
+    /// Whether it belongs to an adapter, so that the model's own folder does not have it.
+    pub fn is_adapter(&self) -> bool {
+        matches!(self.param, Param::LoraA(_) | Param::LoraB(_))
     }
 }
 
@@ -296,9 +322,9 @@ impl UnitShape {
     }
 
     fn lay_out(kind: UnitKind, mut segments: Vec<Segment>) -> UnitShape {
-        // A stable sort: tensors with weight decay first, otherwise in the family's order. Freezing a tensor does not
-        // move any, so joined weights stay adjacent.
-        segments.sort_by_key(|s| !s.decay);
+        // A stable sort: tensors with weight decay first, otherwise in the family's order; adapters last, so that what is
+        // frozen stays one flat parameter. Freezing a tensor does not move any, so joined weights stay adjacent.
+        segments.sort_by_key(|s| (s.is_adapter(), !s.decay));
         let mut groups: Vec<ParamGroup> = Vec::new();
         let (mut at, mut trained) = (0, 0);
         for segment in &mut segments {
@@ -321,7 +347,7 @@ impl UnitShape {
 
 /// The units of a model.
 pub fn units(shape: &ModelShape, freeze: &Freeze, decay_norms: bool) -> Vec<UnitShape> {
-    let builder = UnitBuilder { freeze, decay_norms };
+    let builder = UnitBuilder { freeze, decay_norms, lora: shape.lora.as_ref() };
     let mut all = vec![builder.embed(shape)];
     all.extend((0..shape.layers).map(|layer| builder.block(shape, layer)));
     all.push(builder.head(shape));
@@ -331,6 +357,7 @@ pub fn units(shape: &ModelShape, freeze: &Freeze, decay_norms: bool) -> Vec<Unit
 struct UnitBuilder<'a> {
     freeze: &'a Freeze,
     decay_norms: bool,
+    lora: Option<&'a Lora>,
 }
 
 impl UnitBuilder<'_> {
@@ -341,11 +368,36 @@ impl UnitBuilder<'_> {
             shape: shape.to_vec(),
             start: 0,
             // The offset is assigned by `lay_out`.
-            trained_start: (!self.freeze.freezes(&name)).then_some(0),
+            trained_start: self.trains(&name).then_some(0),
             name,
             decay: !is_norm || self.decay_norms,
             init: if is_norm { WeightInit::One } else { WeightInit::Normal },
         }
+    }
+
+    /// A model with adapters trains them, and the modules that are saved with them.
+    fn trains(&self, tensor: &str) -> bool {
+        let module = tensor.trim_end_matches(".weight").trim_end_matches(".bias");
+        let is_open = |lora: &Lora| {
+            is_adapter_name(tensor) || lora.modules_to_save.iter().any(|saved| target_matches(saved, module))
+        };
+        self.lora.is_none_or(is_open) && !self.freeze.freezes(tensor)
+    }
+
+    /// The adapters of a block: all A matrices, then all B matrices, so that adjacent ones can be joined.
+    fn add_adapters(&self, layer: usize, segments: &mut Vec<Segment>) {
+        let Some(lora) = self.lora else { return };
+        let targets = lora.targets.get(layer).map_or(&[][..], |targets| &targets[..]);
+        let (mut all_a, mut all_b) = (Vec::new(), Vec::new());
+        for of in targets {
+            let weight = weight_of(segments, *of);
+            let (rows, cols, stem) = (weight.shape[0], weight.shape[1], stem(weight));
+            let a = self.segment(Param::LoraA(*of), format!("{stem}{LORA_A}"), &[lora.rank, cols]);
+            let b = self.segment(Param::LoraB(*of), format!("{stem}{LORA_B}"), &[rows, lora.rank]);
+            all_a.push(Segment { init: WeightInit::KaimingUniform, ..a });
+            all_b.push(Segment { init: WeightInit::Zero, ..b });
+        }
+        segments.extend(all_a.into_iter().chain(all_b));
     }
 
     fn embed(&self, m: &ModelShape) -> UnitShape {
@@ -372,6 +424,7 @@ impl UnitBuilder<'_> {
             segments.push(self.segment(Param::KNorm, name("self_attn.k_norm"), &[m.head_dim]));
         }
         self.add_biases(m.biases, &mut segments);
+        self.add_adapters(layer, &mut segments);
         UnitShape::lay_out(UnitKind::Block(layer as u32), segments)
     }
 
@@ -396,6 +449,14 @@ impl UnitBuilder<'_> {
         }
         UnitShape::lay_out(UnitKind::Head, segments)
     }
+}
+
+/// The ends of the names of an adapter's tensors, as in PEFT.
+const LORA_A: &str = ".lora_A.weight";
+const LORA_B: &str = ".lora_B.weight";
+
+fn is_adapter_name(tensor: &str) -> bool {
+    tensor.ends_with(LORA_A) || tensor.ends_with(LORA_B)
 }
 
 /// The segment of a projection's weight.

@@ -195,6 +195,11 @@ pub fn run_case(case: &Case) -> TrainingTrace {
 /// on the number of micro-batches.
 pub fn run_case_with(case: &Case, trained: CaseTraining) -> TrainingTrace {
     let shape = ModelShape { vocab: 101, layers: 3, ..ModelShape::named("tiny", 101).expect("a named size") };
+    run_case_of(&shape, case, trained)
+}
+
+/// The same for another model, with a vocabulary of 101 tokens.
+pub fn run_case_of(shape: &ModelShape, case: &Case, trained: CaseTraining) -> TrainingTrace {
     let world = case.world();
     let setup = TestSetup { optimizer: trained.rule.spec(), frozen: trained.frozen, ..case.setup() };
     let micro_batch = |s: Step, rank: Rank, m: u32| {
@@ -215,7 +220,7 @@ pub fn run_case_with(case: &Case, trained: CaseTraining) -> TrainingTrace {
     let updates =
         UpdateSettings { t: 1, lr: 1e-2, rule: trained.rule, weight_decay: 0.1, max_norm: Some(1.0) };
     let nvme_dir = tempfile::tempdir().expect("a temporary folder");
-    let trace = train_world(&shape, &setup, case.carrier, 3, updates, &batches, Some(nvme_dir.path()));
+    let trace = train_world(shape, &setup, case.carrier, 3, updates, &batches, Some(nvme_dir.path()));
     assert!(trace.norms.iter().all(|norm| f64::from_bits(*norm) > 0.0), "{case}: nothing was trained");
     trace
 }

@@ -10,7 +10,9 @@ mod setup;
 mod test_objective;
 mod world;
 
-pub use cases::{CarrierKind, Case, CaseTraining, all_cases, pairwise_cases, run_case, run_case_with};
+pub use cases::{
+    CarrierKind, Case, CaseTraining, all_cases, pairwise_cases, run_case, run_case_of, run_case_with,
+};
 pub use golden::{Golden, golden_dir};
 pub use hub_stand_in::{HubStandIn, Misbehavior, SeenRequest};
 pub use setup::{TestSetup, engine, input, model, plan};

@@ -15,7 +15,7 @@ use crate::error::TrainError;
 use crate::models::{ObjectiveNeeds, RunModels};
 use crate::open::make_engine;
 use crate::optimizer::update_rule;
-use crate::setup::{check_built, plan_with};
+use crate::setup::plan_with;
 
 /// The measurements of a step benchmark.
 #[derive(Clone, Debug)]
@@ -52,7 +52,6 @@ pub fn bench_step(
     machine: Machine,
     steps: usize,
 ) -> Result<StepSpeed, TrainError> {
-    check_built(config)?;
     if !matches!(config.algorithm, AlgorithmConfig::Sft | AlgorithmConfig::Clm) {
         return Err(TrainError::BenchAlgorithm { name: config.algorithm.name() });
     }

@@ -49,8 +49,16 @@ pub enum TrainError {
     UnusedTensors { folder: PathBuf, names: Vec<String> },
     #[error("{}: the checkpoint's optimizer state is {then}, but {optimizer} needs {now}", checkpoint.display())]
     OtherOptimizer { checkpoint: PathBuf, then: String, optimizer: &'static str, now: String },
-    #[error("training a LoRA adapter is not implemented yet")]
-    Adapter,
+    #[error("`{pattern}` names no module of the model that can have an adapter or be saved with one")]
+    LoraTarget { pattern: String, closest: Option<String> },
+    #[error(
+        "`sync_ref_model` moves the weights of a reference model, but a run with adapters has none: its reference is the model without them"
+    )]
+    SyncWithAdapter,
+    #[error("the model that the adapter belongs to {}", BaseNote(name))]
+    BaseModel { name: Option<String> },
+    #[error("{}: the adapter does not fit this model: {}", base.display(), NameList(names))]
+    OtherBase { base: PathBuf, names: Vec<String> },
     #[error(
         "prompt {index} has {tokens} tokens; the context has {capacity}, and the reply needs at least one of them"
     )]
@@ -159,6 +167,9 @@ impl Fault for TrainError {
             | OutputInUse { .. }
             | ResumeMismatch { .. }
             | OtherOptimizer { .. }
+            | LoraTarget { .. }
+            | SyncWithAdapter
+            | OtherBase { .. }
             | NothingToEvaluate
             | NeedsLanguageModel { .. }
             | NotARewardModel { .. }
@@ -168,11 +179,12 @@ impl Fault for TrainError {
             | NoFolder => FaultClass::BadConfig,
             UnusedTensors { .. } | AllDamaged { .. } | DamagedRollout { .. } => FaultClass::BadData,
             DamagedCheckpoint { class, .. } => *class,
-            Adapter => FaultClass::Unavailable,
             OutputLocked { .. } | Output { .. } => FaultClass::CannotWrite,
-            ModelMissing { .. } | NothingToResume { .. } | NothingToExport { .. } | Input { .. } => {
-                FaultClass::InputMissing
-            }
+            BaseModel { .. }
+            | ModelMissing { .. }
+            | NothingToResume { .. }
+            | NothingToExport { .. }
+            | Input { .. } => FaultClass::InputMissing,
             Diverged { .. } | ScaleAtFloor { .. } => FaultClass::Diverged,
         }
     }
@@ -211,7 +223,10 @@ impl Fault for TrainError {
             | OtherReference { .. }
             | NoRewardToken { .. }
             | BenchAlgorithm { .. }
-            | Adapter
+            | LoraTarget { .. }
+            | SyncWithAdapter
+            | BaseModel { .. }
+            | OtherBase { .. }
             | Prompt { .. }
             | NoFolder
             | NothingToEvaluate => self.model_hint(),
@@ -248,7 +263,20 @@ impl TrainError {
             }
             NoRewardToken { .. } => "Set it, or remove `token_env` if the endpoint needs no token.",
             BenchAlgorithm { .. } => "Remove `algorithm`. The step times of a run are in its metrics.jsonl.",
-            Adapter => "Remove `adapter` to train all weights, or use `freeze` to train only some of them.",
+            LoraTarget { closest: Some(name), .. } => {
+                return Some(format!(
+                    "Did you mean `{name}`? `all-linear` targets all projections of all blocks."
+                ));
+            }
+            LoraTarget { .. } => {
+                "Use names such as q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj and down_proj, patterns with `*`, or \
+                 all-linear."
+            }
+            BaseModel { .. } => {
+                "Give its folder with --model (export) or as MODEL with --adapter (generate, chat, eval)."
+            }
+            OtherBase { .. } => "Give the model that the adapter was trained on.",
+            SyncWithAdapter => "Remove `sync_ref_model`, or train all weights.",
             Prompt { .. } => "Shorten the prompt, or increase the context with --context.",
             NoFolder => "Give a folder with config.json and safetensors files.",
             NothingToEvaluate => "Set `eval_files`, or turn evaluation off with `eval_strategy: no`.",
@@ -352,6 +380,18 @@ struct FirstBad<'a>(&'a Option<String>);
 impl fmt::Display for FirstBad<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.as_ref().map_or(Ok(()), |name| write!(f, "; the first non-finite gradient is that of {name}"))
+    }
+}
+
+/// What is known of an adapter's model that is not there.
+struct BaseNote<'a>(&'a Option<String>);
+
+impl std::fmt::Display for BaseNote<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.0 {
+            Some(name) => write!(f, "is `{name}`, which is not a folder here"),
+            None => f.write_str("is not known: adapter_config.json does not name it"),
+        }
     }
 }
 

@@ -14,6 +14,7 @@ use lockstep_engine::{Coefficients, Engine, Outputs};
 use lockstep_observe::EvalRecord;
 use lockstep_plan::{BatchBounds, ModelId};
 
+use crate::adapter;
 use crate::algorithms::sft::{Sft, add_weighted};
 use crate::chat::chat_encoder;
 use crate::data_spec::prepare_eval;
@@ -155,9 +156,10 @@ pub fn evaluate(config: &RunConfig, device: Device) -> Result<EvalRecord, TrainE
         return Err(TrainError::NoFolder);
     };
     let mut tokenizer = load_tokenizer(config)?;
-    let shape = model_shape(config, &tokenizer)?;
+    let mut shape = model_shape(config, &tokenizer)?;
     let folder = ModelFolder::open(path)?;
     save::check_weights(&folder, &shape)?;
+    shape.lora = adapter::configured(config, &shape)?;
     let chat = chat_encoder(config, &mut tokenizer)?;
     let dataset = prepare_eval(config, &tokenizer, chat.as_ref())?.ok_or(TrainError::NothingToEvaluate)?;
     let (rows, max_length) =
@@ -173,6 +175,9 @@ pub fn evaluate(config: &RunConfig, device: Device) -> Result<EvalRecord, TrainE
     };
     let mut engine = inference.engine()?;
     save::load_weights(&mut engine, ModelId::FIRST, &folder, config.batch.seed)?;
+    if let Some(adapter) = config.model.lora.as_ref().and_then(|lora| lora.folder.as_ref()) {
+        adapter::load(&mut engine, ModelId::FIRST, adapter)?;
+    }
     Evaluator::new(config, Arc::new(dataset)).evaluate(&mut engine, &mut Sft::default(), 0, 0.0)
 }
 

@@ -2,11 +2,16 @@
 
 use std::path::{Path, PathBuf};
 
-use lockstep_ckpt::{Checkpoint, CkptError, DEFAULT_SHARD_BYTES, Export, TensorSpec, export_folder};
+use lockstep_ckpt::{
+    AdapterConfig, AdapterFolder, Checkpoint, CkptError, DEFAULT_SHARD_BYTES, Export, FolderKind, TensorSpec,
+    adapter_tensor_name, export_folder, model_tensor_name,
+};
 use lockstep_core::DType;
 use serde_json::{Map, Value};
 
+use crate::adapter;
 use crate::error::TrainError;
+use crate::merge::{self, LoadedAdapter};
 use crate::resume::skipped_note;
 
 /// What was exported, and from where.
@@ -21,8 +26,31 @@ pub struct ExportSummary {
 /// Writes the model of a checkpoint to `out` as a Hugging Face model folder. `from` is a checkpoint, or a folder of
 /// checkpoints or the output folder of a run, of which the newest complete checkpoint is used. Without `dtype`, the
 /// weights keep the data type of the run.
-pub fn export_checkpoint(from: &Path, out: &Path, dtype: Option<DType>) -> Result<ExportSummary, TrainError> {
+///
+/// If the run trained an adapter, the folder is an adapter's, as PEFT writes it. With `merge`, it is the whole model with
+/// the adapter merged into it; `from` may then be an adapter's folder as well.
+pub fn export_checkpoint(
+    from: &Path,
+    out: &Path,
+    dtype: Option<DType>,
+    merge: Option<Merge<'_>>,
+) -> Result<ExportSummary, TrainError> {
+    if let (Some(Merge { base }), true) = (merge, AdapterFolder::is_one(from)) {
+        let dtype = merge::merge(&LoadedAdapter::of_folder(from)?, base, out, dtype)?;
+        return Ok(ExportSummary { checkpoint: from.into(), dtype, notes: vec![] });
+    }
     let (checkpoint, notes) = find(from)?;
+    if let Some(config) = checkpoint.read_file(ADAPTER_CONFIG)? {
+        let path = checkpoint.path().join(ADAPTER_CONFIG);
+        let config = AdapterConfig::parse(&path, &config)?;
+        let dtype = match merge {
+            Some(Merge { base }) => {
+                merge::merge(&LoadedAdapter::of_checkpoint(&checkpoint, config)?, base, out, dtype)?
+            }
+            None => export_adapter(&checkpoint, out, dtype)?,
+        };
+        return Ok(ExportSummary { checkpoint: checkpoint.path().into(), dtype, notes });
+    }
     let mut files = Vec::new();
     for name in checkpoint.other_files() {
         let content = checkpoint.read_file(name)?.expect("the checkpoint lists this file");
@@ -39,11 +67,44 @@ pub fn export_checkpoint(from: &Path, out: &Path, dtype: Option<DType>) -> Resul
         .collect();
     let shapes: std::collections::BTreeMap<&str, &[usize]> =
         tensors.iter().map(|t| (t.name.as_str(), t.shape.as_slice())).collect();
-    let export = Export { files: &files, tensors: &tensors, dtype, shard_limit: DEFAULT_SHARD_BYTES };
+    let kind = FolderKind::Model;
+    let export = Export { kind, files: &files, tensors: &tensors, dtype, shard_limit: DEFAULT_SHARD_BYTES };
     export_folder(out, &export, &mut |name, part, values| {
         checkpoint.read_f32(&format!("{MODEL}{name}"), shapes[name], part, values)
     })?;
     Ok(ExportSummary { checkpoint: checkpoint.path().into(), dtype, notes })
+}
+
+/// Merge an adapter into its model.
+#[derive(Clone, Copy, Debug)]
+pub struct Merge<'a> {
+    /// The folder of the model; `None`: the one that the adapter names.
+    pub base: Option<&'a Path>,
+}
+
+const ADAPTER_CONFIG: &str = "adapter_config.json";
+
+/// Writes the adapter of a checkpoint as PEFT's folder.
+fn export_adapter(checkpoint: &Checkpoint, out: &Path, dtype: Option<DType>) -> Result<DType, TrainError> {
+    let mut files = Vec::new();
+    for name in checkpoint.other_files() {
+        files.push((name.to_string(), checkpoint.read_file(name)?.expect("the checkpoint lists this file")));
+    }
+    let model =
+        |(name, shape): (&str, &[usize])| Some((name.strip_prefix("model/")?.to_owned(), shape.to_vec()));
+    let trained: Vec<(String, Vec<usize>)> = checkpoint.tensors().filter_map(model).collect();
+    let spec =
+        |(name, shape): &(String, Vec<usize>)| TensorSpec::new(adapter_tensor_name(name), shape.clone());
+    let tensors: Vec<TensorSpec> = trained.iter().map(spec).collect();
+    let shapes: std::collections::BTreeMap<&str, &[usize]> =
+        trained.iter().map(|(name, shape)| (name.as_str(), &shape[..])).collect();
+    let dtype = dtype.unwrap_or(DType::F32);
+    let export = adapter::export(&files, &tensors, dtype);
+    export_folder(out, &export, &mut |name, part, values| {
+        let name = model_tensor_name(name);
+        checkpoint.read_f32(&format!("model/{name}"), shapes[name], part, values)
+    })?;
+    Ok(dtype)
 }
 
 fn find(from: &Path) -> Result<(Checkpoint, Vec<String>), TrainError> {

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod adapter;
 mod algorithms;
 mod bad_step;
 mod bench;
@@ -21,6 +22,7 @@ mod journal;
 mod learner;
 mod learning;
 mod lr_schedule;
+mod merge;
 mod models;
 mod numerics;
 mod objective;
@@ -39,13 +41,14 @@ mod stop;
 mod train_state;
 mod trainer;
 
+pub use adapter::model_and_adapter;
 pub use algorithms::sft::Sft;
 pub use bench::{StepSpeed, bench_step};
 pub use chat::chat_encoder;
 pub use data_spec::{prepare_eval, prepare_train};
 pub use error::TrainError;
 pub use evaluate::evaluate;
-pub use export::{ExportSummary, export_checkpoint};
+pub use export::{ExportSummary, Merge, export_checkpoint};
 pub use finish::MemoryUse;
 pub use lockstep_engine::{Coefficients, Outputs};
 pub use lockstep_shape::{Channel, Channels};

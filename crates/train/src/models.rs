@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use lockstep_ckpt::ModelFolder;
+use lockstep_ckpt::{AdapterFolder, ModelFolder};
 use lockstep_config::{AlgorithmConfig, InitialWeights, ModelSource, RunConfig};
 use lockstep_core::Bytes;
 use lockstep_data::Tokenizer;
@@ -11,10 +11,12 @@ use lockstep_model::KernelBackend;
 use lockstep_plan::{ModelId, ModelNeeds, ModelRole, RunNeeds, bounds, sequence_bounds};
 use lockstep_shape::{Channels, Head, ModelShape};
 
+use crate::adapter;
 use crate::algorithms::dpo_loss::is_coupled;
 use crate::algorithms::policy_gradient::PolicyGradient;
 use crate::error::TrainError;
 use crate::objective::{Objective, coefficients_ahead};
+use crate::reference::reference_sync;
 use crate::rollout::schedule::RolloutSchedule;
 use crate::rollout::{rollout_temperature, wanted_generation};
 use crate::save;
@@ -27,6 +29,10 @@ pub(crate) struct RunModel {
     pub(crate) shape: ModelShape,
     /// The folder of its initial weights; `None`: they are random.
     pub(crate) folder: Option<PathBuf>,
+    /// The folder of its adapters' initial weights; `None`: they are new.
+    pub(crate) adapter: Option<PathBuf>,
+    /// The model whose weights it uses, without that model's adapters.
+    pub(crate) shares_weights_of: Option<ModelId>,
 }
 
 /// The models of a run, in the order of the plan. The first one is the policy.
@@ -46,7 +52,13 @@ impl RunModels {
             (_, Head::LanguageModel) => {}
             (other, Head::Score) => return Err(TrainError::NeedsLanguageModel { algorithm: other.name() }),
         }
-        let mut models = vec![RunModel { role: ModelRole::Policy, shape: policy, folder: own_folder }];
+        policy.lora = adapter::configured(config, &policy)?;
+        if policy.lora.is_some() && reference_sync(config).is_some() {
+            return Err(TrainError::SyncWithAdapter);
+        }
+        let mut policy = RunModel::new(ModelRole::Policy, policy, own_folder);
+        policy.adapter = config.model.lora.as_ref().and_then(|lora| lora.folder.clone());
+        let mut models = vec![policy];
         if config.algorithm.has_reference() && !precomputes_reference(config) {
             models.push(reference(config, &models[0])?);
         }
@@ -62,7 +74,7 @@ impl RunModels {
 
     /// One model, with random weights.
     pub(crate) fn single(shape: &ModelShape) -> RunModels {
-        RunModels(vec![RunModel { role: ModelRole::Policy, shape: shape.clone(), folder: None }])
+        RunModels(vec![RunModel::new(ModelRole::Policy, shape.clone(), None)])
     }
 
     pub(crate) fn policy(&self) -> &RunModel {
@@ -80,6 +92,9 @@ impl RunModels {
             if let Some(path) = &model.folder {
                 save::check_weights(&ModelFolder::open(path)?, &model.shape)?;
             }
+            if let Some(path) = &model.adapter {
+                adapter::check(&AdapterFolder::open(path)?, &model.shape)?;
+            }
         }
         Ok(())
     }
@@ -95,15 +110,28 @@ impl RunModels {
 }
 
 impl RunModel {
+    fn new(role: ModelRole, shape: ModelShape, folder: Option<PathBuf>) -> RunModel {
+        RunModel { role, shape, folder, adapter: None, shares_weights_of: None }
+    }
+
     /// Loads or initialises these weights as model `id` of an engine. Returns the bytes that it read from files.
     pub(crate) fn load(&self, engine: &mut Engine, id: ModelId, seed: u64) -> Result<Bytes, TrainError> {
-        let Some(path) = &self.folder else {
-            engine.model_mut(id).initialise(seed)?;
+        if self.shares_weights_of.is_some() {
             return Ok(Bytes::ZERO);
-        };
-        let folder = ModelFolder::open(path)?;
-        save::load_weights(engine, id, &folder, seed)?;
-        Ok(folder.bytes_read())
+        }
+        let mut read = Bytes::ZERO;
+        match &self.folder {
+            None => engine.model_mut(id).initialise(seed)?,
+            Some(path) => {
+                let folder = ModelFolder::open(path)?;
+                save::load_weights(engine, id, &folder, seed)?;
+                read += folder.bytes_read();
+            }
+        }
+        if let Some(path) = &self.adapter {
+            read += adapter::load(engine, id, path)?;
+        }
+        Ok(read)
     }
 }
 
@@ -116,7 +144,10 @@ pub(crate) fn precomputes_reference(config: &RunConfig) -> bool {
 pub(crate) fn reference(config: &RunConfig, policy: &RunModel) -> Result<RunModel, TrainError> {
     let role = ModelRole::Reference;
     let Some(path) = config.algorithm.ref_model() else {
-        return Ok(RunModel { role, ..policy.clone() });
+        // With adapters, the reference is the same model without them, and needs no memory for weights.
+        let shape = ModelShape { lora: None, ..policy.shape.clone() };
+        let shares_weights_of = policy.shape.lora.is_some().then_some(ModelId::FIRST);
+        return Ok(RunModel { role, shape, adapter: None, shares_weights_of, ..policy.clone() });
     };
     let shape = folder_shape(path)?;
     let comparable = shape.head == Head::LanguageModel && shape.vocab == policy.shape.vocab;
@@ -124,7 +155,7 @@ pub(crate) fn reference(config: &RunConfig, policy: &RunModel) -> Result<RunMode
         let (path, vocab, policy_vocab) = (path.to_path_buf(), shape.vocab, policy.shape.vocab);
         return Err(TrainError::OtherReference { path, vocab, policy_vocab });
     }
-    Ok(RunModel { role, shape, folder: Some(path.to_path_buf()) })
+    Ok(RunModel::new(role, shape, Some(path.to_path_buf())))
 }
 
 /// A reward or value model. A value model may start from a language model, with a new head.
@@ -137,7 +168,7 @@ fn scorer(role: ModelRole, path: &Path, tokenizer: &Tokenizer) -> Result<RunMode
         return Err(TrainError::VocabularyTooSmall { tokenizer: tokenizer.vocab_size(), vocab: shape.vocab });
     }
     shape.head = Head::Score;
-    Ok(RunModel { role, shape, folder: Some(path.to_path_buf()) })
+    Ok(RunModel::new(role, shape, Some(path.to_path_buf())))
 }
 
 /// What the policy's objective needs from the plan.
@@ -218,6 +249,7 @@ pub(crate) fn run_needs<'a>(
             scores,
             generation: (is_policy && generates).then(|| wanted_generation(config, &model.shape, kernels)),
             temperature: rollout_temperature(config),
+            shares_weights_of: model.shares_weights_of,
         }
     });
     RunNeeds {

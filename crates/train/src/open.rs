@@ -11,6 +11,7 @@ use lockstep_engine::{Engine, EngineError, Resources};
 use lockstep_observe::Progress;
 use lockstep_plan::RunPlan;
 
+use crate::adapter;
 use crate::error::TrainError;
 use crate::journal::Journal;
 use crate::learning::{LearnerSources, Learning};
@@ -37,7 +38,7 @@ impl<'a> Trainer<'a> {
         progress: &'a mut dyn Progress,
     ) -> Result<Trainer<'a>, TrainError> {
         let config = state.config;
-        let mut identity = identity(&state, config_text, &prepared);
+        let mut identity = identity(&state, config_text, &prepared)?;
         let sources = LearnerSources::of(&prepared);
         let PreparedRun { rank, plan, machine, output, mut notes, stop, .. } = prepared;
         let (mut engine, nccl) = connect_engine(config, plan, rank, machine, connect)?;
@@ -121,10 +122,27 @@ impl<'a> Trainer<'a> {
 }
 
 /// What must stay the same when the run is resumed.
-fn identity(state: &TrainState<'_>, config_text: &str, prepared: &PreparedRun) -> RunIdentity {
+fn identity(
+    state: &TrainState<'_>,
+    config_text: &str,
+    prepared: &PreparedRun,
+) -> Result<RunIdentity, TrainError> {
     let (config, tokenizer) = (state.config, &prepared.tokenizer);
     let storage = prepared.plan.input.storage;
-    RunIdentity {
+    let policy = prepared.models.policy();
+    let mut model_files = save::model_files(&policy.shape, &prepared.folder_texts, tokenizer, storage);
+    let mut settings = config.settings.clone();
+    if let Some(lora) = &policy.shape.lora {
+        // An adapter's folder has no `config.json`: PEFT would take it for a whole model.
+        model_files.retain(|(name, _)| name != "config.json" && name != "generation_config.json");
+        let text = adapter::config_text(lora, &policy.shape, &config.model.source);
+        model_files.insert(0, ("adapter_config.json".into(), text.into_bytes()));
+        // One rank hashes the weights, and compares the hash when the run is resumed.
+        if let (Rank(0), Some(path)) = (prepared.rank, &policy.folder) {
+            settings.insert(save::BASE_HASH.into(), adapter::base_hash(path)?);
+        }
+    }
+    Ok(RunIdentity {
         data: state.cursor(&prepared.dataset),
         switches: [
             ("shuffle", config.data.shuffle),
@@ -134,15 +152,10 @@ fn identity(state: &TrainState<'_>, config_text: &str, prepared: &PreparedRun) -
         tokenizer_hash: tokenizer.fingerprint().to_string(),
         run_config: config_text.to_string(),
         numerics: NumericsFingerprint::default(),
-        settings: config.settings.clone(),
-        model_files: save::model_files(
-            &prepared.models.policy().shape,
-            &prepared.folder_texts,
-            tokenizer,
-            storage,
-        ),
+        settings,
+        model_files,
         syncs_reference: reference_sync(config).is_some(),
-    }
+    })
 }
 
 /// Loads the initial state of all models: a checkpoint, the weights of model folders, or random weights. Returns also the
@@ -157,7 +170,10 @@ fn load_state(
     let (seed, scale) = (state.config.batch.seed, state.scale_state());
     let mut read = Bytes::ZERO;
     for id in models.ids() {
-        let in_checkpoint = checkpoint.is_some() && save::is_saved(engine, id, identity.syncs_reference);
+        // A checkpoint of adapters does not have the weights they belong to.
+        let has_adapters = engine.model(id).plan().shape.lora.is_some();
+        let in_checkpoint =
+            checkpoint.is_some() && !has_adapters && save::is_saved(engine, id, identity.syncs_reference);
         if !in_checkpoint {
             read += models.load(engine, id, seed)?;
         }

@@ -85,7 +85,8 @@ pub(crate) fn precompute(
     if let Some(path) = &model.folder {
         save::check_weights(&ModelFolder::open(path)?, &model.shape)?;
     }
-    model.load(engine, ModelId::FIRST, config.batch.seed)?;
+    // In the policy's memory, whose adapters, if it has some, are new and change nothing.
+    RunModel { shares_weights_of: None, ..model }.load(engine, ModelId::FIRST, config.batch.seed)?;
     let sums = score_documents(config, dpo, engine, dataset)?;
     if engine.rank() == Rank(0) {
         // Without the file, the next run computes it again.

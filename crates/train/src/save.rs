@@ -6,16 +6,17 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use lockstep_ckpt::{
-    Checkpoint, CheckpointWriter, CkptError, DEFAULT_SHARD_BYTES, DataCursor, Export, Meta, ModelFolder,
-    PieceSpec, TensorBox, TensorPart, TensorSpec, export_folder,
+    Checkpoint, CheckpointWriter, CkptError, DEFAULT_SHARD_BYTES, DataCursor, Export, FolderKind, Meta,
+    ModelFolder, PieceSpec, TensorBox, TensorPart, TensorSpec, export_folder, model_tensor_name,
 };
 use lockstep_core::{DType, Rank, Step};
 use lockstep_data::Tokenizer;
 use lockstep_engine::{Engine, EngineError};
 use lockstep_plan::{ModelId, ModelRole, ParamState};
-use lockstep_shape::{Freeze, Head, ModelShape};
+use lockstep_shape::{Freeze, Head, ModelShape, Segment};
 use serde_json::{Map, Value};
 
+use crate::adapter;
 use crate::error::TrainError;
 use crate::numerics::NumericsFingerprint;
 use crate::position::Position;
@@ -66,15 +67,16 @@ pub(crate) fn is_saved(engine: &Engine, model: ModelId, syncs_reference: bool) -
 }
 
 /// Elements to copy at a time between files and the engine.
-const CHUNK_ELEMS: usize = 1 << 20;
+pub(crate) const CHUNK_ELEMS: usize = 1 << 20;
 
 /// The weight of a scalar head. A language model's folder does not have it: a reward or value model that starts from
 /// one gets a new head.
 const SCORE_WEIGHT: &str = "score.weight";
 
-/// Whether a folder has a tensor of the model. Only the weight of a new scalar head may be absent.
-fn is_stored(folder: &ModelFolder, name: &str) -> bool {
-    name != SCORE_WEIGHT || folder.tensors().any(|tensor| tensor.name == SCORE_WEIGHT)
+/// Whether a folder has a tensor of the model. Only the weight of a new scalar head and adapters may be absent.
+fn is_stored(folder: &ModelFolder, segment: &Segment) -> bool {
+    let is_new = segment.name == SCORE_WEIGHT && !folder.tensors().any(|tensor| tensor.name == SCORE_WEIGHT);
+    !is_new && !segment.is_adapter()
 }
 
 /// Checks the headers of a model folder's weights: every tensor exists in its shape, and there are no others.
@@ -90,14 +92,14 @@ pub(crate) fn check_weights(folder: &ModelFolder, shape: &ModelShape) -> Result<
     if !unused.is_empty() {
         return Err(TrainError::UnusedTensors { folder: folder.path().to_path_buf(), names: unused });
     }
-    for segment in segments.iter().filter(|segment| is_stored(folder, &segment.name)) {
+    for segment in segments.iter().filter(|segment| is_stored(folder, segment)) {
         folder.read_f32(&segment.name, &segment.shape, 0..0, &mut [])?;
     }
     Ok(())
 }
 
-/// Loads the weights of a folder that was checked: the part of each tensor that this rank holds. A scalar head that the
-/// folder does not have is initialised from the seed.
+/// Loads the weights of a folder that was checked: the part of each tensor that this rank holds. Adapters, and a scalar
+/// head that the folder does not have, are initialised from the seed.
 pub(crate) fn load_weights(
     engine: &mut Engine,
     model: ModelId,
@@ -106,7 +108,7 @@ pub(crate) fn load_weights(
 ) -> Result<(), TrainError> {
     let mut values = vec![0f32; CHUNK_ELEMS];
     for (unit, segment) in all_tensors(engine, model) {
-        if !is_stored(folder, &segment.name) {
+        if !is_stored(folder, &segment) {
             engine.model_mut(model).initialise_tensor(unit, &segment, seed)?;
             continue;
         }
@@ -186,6 +188,9 @@ fn owned_pieces(engine: &Engine, saved: &SavedState) -> Vec<OwnedPiece> {
     let mut pieces = Vec::new();
     let model = engine.model(saved.model);
     for (unit, segment) in all_tensors(engine, saved.model) {
+        if !is_in_checkpoint(engine, saved, &segment) {
+            continue;
+        }
         let truth = model.authoritative_state(unit, &segment, saved.state);
         let Some(own) = model.owned(unit, &segment, truth).filter(|_| model.is_writer(truth)) else {
             continue;
@@ -200,6 +205,16 @@ fn owned_pieces(engine: &Engine, saved: &SavedState) -> Vec<OwnedPiece> {
     }
     pieces
 }
+
+/// Whether checkpoints contain a state of a tensor. A run that trains adapters does not save the weights it started from:
+/// checkpoints have their hash ([`BASE_HASH`]).
+fn is_in_checkpoint(engine: &Engine, saved: &SavedState, segment: &Segment) -> bool {
+    let has_adapters = engine.model(saved.model).plan().shape.lora.is_some();
+    segment.is_trained() || saved.state == ParamState::Working && !has_adapters
+}
+
+/// The key of the hash of the weights that adapters belong to, among the settings in a checkpoint.
+pub(crate) const BASE_HASH: &str = "base_model_hash";
 
 /// What identifies a run: a resumed run must have the same data and tokenizer.
 #[derive(Clone, Debug)]
@@ -252,6 +267,11 @@ pub(crate) fn load_checkpoint(
             return Err(differs(what, brief(then), brief(now)));
         }
     }
+    if let (Some(then), Some(now)) = (meta.settings.get(BASE_HASH), identity.settings.get(BASE_HASH))
+        && then != now
+    {
+        return Err(differs("base model hash", then.clone(), now.clone()));
+    }
     for (what, now) in identity.switches {
         let then = checkpoint.counter(what)? != 0;
         if then != now {
@@ -272,9 +292,10 @@ pub(crate) fn load_checkpoint(
     }
     let mut wanted = Vec::new();
     let mut targets = Vec::new();
-    for SavedState { model, state, prefix } in &saved {
+    for one in &saved {
+        let SavedState { model, state, prefix } = one;
         for (unit, segment) in all_tensors(engine, *model) {
-            if *state != ParamState::Working && !segment.is_trained() {
+            if !is_in_checkpoint(engine, one, &segment) {
                 continue;
             }
             let mut held = engine.model(*model).written_ranges(unit, &segment, *state);
@@ -342,16 +363,29 @@ pub(crate) fn check_writable(tokenizer: &Tokenizer) -> Result<(), TrainError> {
     Ok(lockstep_ckpt::check_model_files(["config.json", "generation_config.json"].into_iter().chain(others))?)
 }
 
-/// Exports a model folder that transformers can load, with `files` besides the weights. A collective call.
+/// Exports a model folder that transformers can load, or an adapter folder that PEFT can load, with `files` besides the weights. A collective call.
 pub(crate) fn export(engine: &Engine, files: &[(String, Vec<u8>)], dir: &Path) -> Result<(), TrainError> {
-    let tensors: Vec<TensorSpec> =
-        all_tensors(engine, POLICY).into_iter().map(|(_, s)| TensorSpec::new(s.name, s.shape)).collect();
-    let export =
-        Export { files, tensors: &tensors, dtype: engine.working_dtype(), shard_limit: DEFAULT_SHARD_BYTES };
+    let dtype = engine.working_dtype();
+    let is_adapter = engine.model(POLICY).plan().shape.lora.is_some();
+    let tensors: Vec<TensorSpec> = match is_adapter {
+        true => adapter::saved_tensors(engine, POLICY),
+        false => {
+            all_tensors(engine, POLICY).into_iter().map(|(_, s)| TensorSpec::new(s.name, s.shape)).collect()
+        }
+    };
+    let export = match is_adapter {
+        // Adapters are small, and PEFT's are f32 as well.
+        true => adapter::export(files, &tensors, DType::F32),
+        false => {
+            let kind = FolderKind::Model;
+            Export { kind, files, tensors: &tensors, dtype, shard_limit: DEFAULT_SHARD_BYTES }
+        }
+    };
     if engine.rank() != Rank(0) {
         return serve_reads(engine);
     }
     export_folder(dir, &export, &mut |name, part, out| {
+        let name = if is_adapter { model_tensor_name(name) } else { name };
         let (unit, segment) = engine.model(POLICY).find_tensor(name).expect("the names come from the engine");
         request_part(engine, Some((name, &part))).map_err(|e| source_failed(name, e))?;
         let read = engine.model(POLICY).read_whole(unit, segment, ParamState::Working, part, out);

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use lockstep_ckpt::ModelFolder;
+use lockstep_ckpt::{AdapterFolder, ModelFolder};
 use lockstep_config::{self as config, ModelSource, RunConfig};
 use lockstep_core::{Bytes, DType, Rank};
 use lockstep_data::{Dataset, Format, Tokenizer, TokenizerSource, first_format, preparing_bytes};
@@ -93,7 +93,6 @@ fn prepare_run(
     objective: Option<&dyn Objective>,
 ) -> Result<PreparedRun, TrainError> {
     config.check_trainable()?;
-    check_built(config)?;
     let output = match rank {
         Rank(0) => OutputDir::take(&config.output)?,
         _ => OutputDir::follow(&config.output),
@@ -172,14 +171,6 @@ fn with_rows_of_at_most(config: &RunConfig, longest: usize) -> RunConfig {
     config
 }
 
-/// Checks that this build can train what the configuration asks for, and not only plan it.
-pub(crate) fn check_built(config: &RunConfig) -> Result<(), TrainError> {
-    if config.plan.adapter.is_some() {
-        return Err(TrainError::Adapter);
-    }
-    Ok(())
-}
-
 /// Notes about evaluation settings that are adjusted or have no effect.
 fn evaluation_notes(config: &RunConfig, has_data: bool) -> Vec<String> {
     let mut notes = Vec::new();
@@ -197,11 +188,11 @@ fn evaluation_notes(config: &RunConfig, has_data: bool) -> Vec<String> {
     notes
 }
 
-/// The model folder at `path`: the folder itself, or `model` inside the output folder of a run.
+/// The folder of a model or an adapter at `path`: the folder itself, or `model` inside the output folder of a run.
 pub fn model_folder(path: &Path) -> PathBuf {
     let inner = path.join("model");
-    let is_run = !path.join("config.json").exists() && inner.join("config.json").exists();
-    if is_run { inner } else { path.into() }
+    let is_one = |path: &Path| path.join("config.json").exists() || AdapterFolder::is_one(path);
+    if !is_one(path) && is_one(&inner) { inner } else { path.into() }
 }
 
 fn folder_texts(config: &RunConfig) -> Result<[Option<String>; 2], TrainError> {
@@ -222,13 +213,14 @@ impl PreparedRun {
         let brief = |text: &str| blake3::hash(text.as_bytes()).to_hex()[..16].to_string();
         // Everything that affects results and is not in the plan.
         let numbers = format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?}",
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?}",
             config.optim,
             config.batch,
             config.precision,
             config.eval,
             config.algorithm,
-            self.models.policy().shape.dropout
+            self.models.policy().shape.dropout,
+            self.models.policy().shape.lora
         );
         [
             ("version", env!("CARGO_PKG_VERSION").to_string()),
@@ -354,7 +346,6 @@ pub fn plan_for(
     dataset: Option<&Dataset>,
     kernels: KernelBackend,
 ) -> Result<RunPlan, TrainError> {
-    check_built(config)?;
     let needs = ObjectiveNeeds::of_algorithm(config, models);
     plan_with(config, models, foreign(config, tokenizer, dataset), kernels, &needs)
 }
@@ -381,7 +372,6 @@ pub fn plan_input_for(
     tokenizer: &Tokenizer,
     kernels: KernelBackend,
 ) -> Result<PlanInput, TrainError> {
-    check_built(config)?;
     let needs = ObjectiveNeeds::of_algorithm(config, models);
     plan_input(config, models, foreign(config, tokenizer, None), kernels, &needs)
 }

@@ -50,7 +50,7 @@ fn greedy_tokens_match_transformers() {
             v.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect()
         };
         let dir = folder(case, None);
-        let mut generator = Generator::open(dir.path(), &SPEC).unwrap();
+        let mut generator = Generator::open(dir.path(), None, &SPEC).unwrap();
         let rows = rows.as_array().unwrap();
         let prompts: Vec<Vec<u32>> = rows.iter().map(|row| ids(&row["prompt"])).collect();
         // Three prompts in two slots: the third begins when one of the others has ended.
@@ -65,7 +65,7 @@ fn greedy_tokens_match_transformers() {
 #[test]
 fn log_probs_equal_scoring_and_do_not_depend_on_the_batch() {
     let dir = folder("qwen3", None);
-    let mut generator = Generator::open(dir.path(), &SPEC).unwrap();
+    let mut generator = Generator::open(dir.path(), None, &SPEC).unwrap();
     let prompts: Vec<Vec<u32>> =
         (0..7).map(|p| (0..3 + 5 * p).map(|i| (i * 7 + p) % 120).collect()).collect();
     let how = SamplingParams { temperature: 1.3, top_k: 40, top_p: 0.95, ..SamplingParams::default() };
@@ -77,7 +77,7 @@ fn log_probs_equal_scoring_and_do_not_depend_on_the_batch() {
         assert_eq!(bits(&scored[prompt.len() - 1..]), bits(&completion.log_probs));
     }
     let spec = GeneratorSpec { slots: 5, machine: Machine::cpu(1), ..SPEC };
-    assert_eq!(generate(&mut Generator::open(dir.path(), &spec).unwrap(), &prompts, 30, how), batched);
+    assert_eq!(generate(&mut Generator::open(dir.path(), None, &spec).unwrap(), &prompts, 30, how), batched);
     let other = generate(&mut generator, &prompts, 30, SamplingParams { seed: 43, ..how });
     assert_ne!(other, batched);
 }
@@ -85,14 +85,14 @@ fn log_probs_equal_scoring_and_do_not_depend_on_the_batch() {
 #[test]
 fn finish_reasons_are_distinguished() {
     let dir = folder("llama-untied", None);
-    let mut generator = Generator::open(dir.path(), &SPEC).unwrap();
+    let mut generator = Generator::open(dir.path(), None, &SPEC).unwrap();
     let prompts = [vec![5, 6, 7], vec![1]];
     let free = generate(&mut generator, &prompts, 20, SamplingParams::default());
     // Use the third token of the first completion as the EOS token.
     let end = free[0].tokens[2];
     let first = free[0].tokens.iter().position(|t| *t == end).unwrap();
     let dir = folder("llama-untied", Some(end));
-    let mut generator = Generator::open(dir.path(), &SPEC).unwrap();
+    let mut generator = Generator::open(dir.path(), None, &SPEC).unwrap();
     let ended = generate(&mut generator, &prompts[..1], 20, SamplingParams::default());
     assert_eq!((ended[0].end, &ended[0].tokens[..]), (FinishReason::EndToken, &free[0].tokens[..first]));
     assert_eq!(ended[0].log_probs.len(), first + 1);
@@ -117,7 +117,7 @@ fn finish_reasons_are_distinguished() {
 #[test]
 fn a_conversation_gives_the_same_replies_as_whole_prompts() {
     let dir = folder("llama-tied", None);
-    let mut generator = Generator::open(dir.path(), &SPEC).unwrap();
+    let mut generator = Generator::open(dir.path(), None, &SPEC).unwrap();
     // Each prompt is the previous one, its reply and something new. The last one shares only its first tokens.
     let mut prompts: Vec<Vec<u32>> = Vec::new();
     let mut replies: Vec<Vec<u32>> = Vec::new();

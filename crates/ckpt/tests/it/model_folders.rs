@@ -19,6 +19,7 @@ pub(crate) fn tensors() -> Vec<TensorSpec> {
 
 pub(crate) fn export(dir: &Path, dtype: DType, shard_limit: Bytes) -> Result<(), CkptError> {
     let export = Export {
+        kind: lockstep_ckpt::FolderKind::Model,
         files: &[
             ("config.json".to_string(), b"{\"model_type\": \"llama\"}\n".to_vec()),
             ("generation_config.json".to_string(), b"{}\n".to_vec()),
@@ -107,6 +108,7 @@ fn a_failed_export_leaves_the_old_folder() {
     export(&dir, DType::F32, DEFAULT_SHARD_BYTES).unwrap();
     let tensors = tensors();
     let spec = Export {
+        kind: lockstep_ckpt::FolderKind::Model,
         files: &[("config.json".to_string(), b"{}".to_vec())],
         tensors: &tensors,
         dtype: DType::F32,

@@ -12,6 +12,9 @@ pub(crate) struct Model {
     /// Use this Hugging Face model folder, or the model in the output folder of a run
     #[arg(value_name = "MODEL")]
     pub(crate) model: PathBuf,
+    /// Use this LoRA adapter with the model: PEFT's folder, or the output folder of a run
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) adapter: Option<PathBuf>,
     /// Store weights and activations in this data type [default: that of the model's weights]
     #[arg(long, value_name = "TYPE", ignore_case = true)]
     pub(crate) dtype: Option<Storage>,
@@ -122,6 +125,9 @@ pub(crate) struct Eval {
     /// Evaluate this Hugging Face model folder, or the model in the output folder of a run
     #[arg(value_name = "MODEL")]
     pub(crate) model: PathBuf,
+    /// Use this LoRA adapter with the model: PEFT's folder, or the output folder of a run
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) adapter: Option<PathBuf>,
     /// Read the configuration of a run, or give settings such as eval_files=test.jsonl max_length=512
     #[arg(value_name = "CONFIG | KEY=VALUE", required = true)]
     pub(crate) settings: Vec<String>,
@@ -132,11 +138,17 @@ pub(crate) struct Eval {
 
 #[derive(Debug, Args)]
 pub(crate) struct Export {
-    /// Convert this checkpoint, or the newest checkpoint in the output folder of a run
+    /// Convert this checkpoint, or the newest checkpoint in the output folder of a run; with --merge also an adapter
     #[arg(value_name = "CHECKPOINT | RUN_DIR")]
     pub(crate) from: PathBuf,
     /// Write the model to this folder; an existing model folder is replaced
     pub(crate) out: PathBuf,
+    /// Merge the run's adapter into its model, and write the whole model
+    #[arg(long)]
+    pub(crate) merge: bool,
+    /// With --merge, use this folder as the model that the adapter belongs to [default: the one that the run used]
+    #[arg(long, value_name = "FOLDER", requires = "merge")]
+    pub(crate) model: Option<PathBuf>,
     /// Store the weights in this data type [default: the compute type of the run]
     #[arg(long, value_name = "TYPE", ignore_case = true)]
     pub(crate) dtype: Option<Storage>,

@@ -245,7 +245,7 @@ impl Test {
             capacity: 128,
             score_tokens: 0,
         };
-        let mut generator = Generator::open(dir, &spec).map_err(boxed)?;
+        let mut generator = Generator::open(dir, None, &spec).map_err(boxed)?;
         let failed = |e| -> Failure { Box::new(e) };
         let prompts = problems
             .iter()

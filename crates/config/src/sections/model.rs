@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use crate::reader::{Later, Reader};
+use crate::sections::LoraConfig;
 use crate::yaml::Value;
 
 /// The model sizes that have a name.
@@ -20,6 +21,8 @@ pub struct ModelConfig {
     /// Dropout probabilities that override those of `config.json`.
     pub attention_dropout: Option<f64>,
     pub resid_dropout: Option<f64>,
+    /// `Some` if adapters are trained instead of the weights.
+    pub lora: Option<LoraConfig>,
 }
 
 /// Where the model's architecture and size come from.
@@ -75,7 +78,8 @@ impl ModelConfig {
         let mut probability = |key| r.float(key, "at least 0 and below 1", |x| (0.0..1.0).contains(&x));
         let [attention_dropout, resid_dropout] =
             ["attention_dropout", "resid_dropout"].map(|key| probability(key).or(off.then_some(0.0)));
-        ModelConfig { source, revision, vocab_size, init, attention_dropout, resid_dropout }
+        let lora = LoraConfig::read(r);
+        ModelConfig { source, revision, vocab_size, init, attention_dropout, resid_dropout, lora }
     }
 }
 

@@ -39,7 +39,6 @@ pub struct PlanConfig {
     /// CPU threads per rank.
     pub threads: Option<u32>,
     pub head_chunk_tokens: Option<u32>,
-    pub adapter: Option<Adapter>,
 }
 
 impl PlanConfig {
@@ -119,13 +118,6 @@ pub enum CarrierName {
     Tcp,
 }
 
-/// A LoRA adapter. It can be planned, but not trained yet.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Adapter {
-    pub r: u32,
-    pub target_modules: Vec<String>,
-}
-
 const STRATEGIES: [(&str, StrategyName); 9] = [
     ("ddp", StrategyName::Ddp),
     ("zero1", StrategyName::Zero1),
@@ -178,7 +170,6 @@ impl PlanConfig {
             memory_budget_gib,
             threads: r.count("threads", 1),
             head_chunk_tokens: r.count("head_chunk_tokens", 1),
-            adapter: read_adapter(r),
         }
     }
 }
@@ -312,31 +303,4 @@ fn read_offload(r: &mut Reader<'_>, key: &'static str, in_part: bool) -> Offload
     }
     read.to = device.flatten().unwrap_or(Offload::None);
     read
-}
-
-fn read_adapter(r: &mut Reader<'_>) -> Option<Adapter> {
-    let node = r.node("adapter")?;
-    let Value::Map(entries) = &node.value else {
-        r.wrong_type("adapter", "a map such as `{r: 8, target_modules: [q_proj, v_proj]}`", &node);
-        return None;
-    };
-    let mut adapter = Adapter { r: 0, target_modules: Vec::new() };
-    let mut unknown = false;
-    for entry in entries {
-        match entry.key.as_str() {
-            "r" | "rank" => adapter.r = r.count_of("adapter.r", 1, &entry.node).unwrap_or(1),
-            "target_modules" => {
-                adapter.target_modules = r.list_of("adapter.target_modules", "a list of names", &entry.node);
-            }
-            other => {
-                let closest = lockstep_core::closest(other, ["r", "target_modules"]);
-                r.fail(Problem::UnknownKey { key: format!("adapter.{other}"), closest }, entry.key_at);
-                unknown = true;
-            }
-        }
-    }
-    if !unknown && (adapter.r == 0 || adapter.target_modules.is_empty()) {
-        r.wrong_type("adapter", "both `r` and `target_modules`", &node);
-    }
-    Some(adapter)
 }

@@ -17,7 +17,8 @@ fn defaults_are_those_of_the_reference_page() {
             vocab_size: None,
             init: InitialWeights::Random,
             attention_dropout: None,
-            resid_dropout: None
+            resid_dropout: None,
+            lora: None
         }
     );
     assert_eq!(
@@ -300,7 +301,7 @@ fn other_settings() {
          lr_scheduler_type: cosine\nwarmup_steps: 0.05\noptim: adamw_torch_fused\n\
          gradient_checkpointing: on\naccumulation_order: reduced\noffload_optimizer: {device: cpu, pin_memory: true}\n\
          offload_param.device: nvme\nnodes: 2\nnproc: 4\nmemory_budget_gib: 40\nthreads: 2\n\
-         head_chunk_tokens: 256\nalgorithm: clm\nadapter: {r: 8, target_modules: [q_proj, v_proj]}\n\
+         head_chunk_tokens: 256\nalgorithm: clm\npeft_config: {r: 8, target_modules: [q_proj, v_proj]}\n\
          save_strategy: no\nsave_total_limit: 3\nresume_from_checkpoint: latest\n",
         &[],
     );
@@ -317,8 +318,8 @@ fn other_settings() {
     assert_eq!((plan.offload_optimizer, plan.offload_param), (Offload::Cpu, Offload::Nvme));
     assert_eq!((plan.world_size(), config.global_batch_rows()), (8, 64));
     assert_eq!((plan.memory_budget_gib, plan.threads, config.algorithm.name()), (Some(40.0), Some(2), "clm"));
-    let adapter = plan.adapter.as_ref().unwrap();
-    assert_eq!((adapter.r, adapter.target_modules.len()), (8, 2));
+    let lora = config.model.lora.as_ref().unwrap();
+    assert_eq!((lora.r, lora.alpha, lora.dropout, lora.target_modules.len()), (8, 8.0, 0.0, 2));
     assert_eq!((config.output.save, config.output.save_total_limit), (SaveStrategy::No, Some(3)));
     assert_eq!(config.output.resume_from_checkpoint, Resume::Latest);
     assert_eq!(config.notes.len(), 1, "{:?}", config.notes);

@@ -547,12 +547,69 @@ fn offload_keys() {
 
 #[test]
 fn adapter_keys() {
-    insta::assert_snapshot!(refused("adapter: {rr: 8, target_modules: [q_proj]}\n", &[]), @r#"
-    run.yaml:3:11: unknown key `adapter.rr`
+    insta::assert_snapshot!(refused("peft_config: {rr: 8, target_modules: [q_proj]}\n", &[]), @r#"
+    run.yaml:3:15: unknown key `peft_config.rr`
       |
-    3 | adapter: {rr: 8, target_modules: [q_proj]}
-      |           ^^
+    3 | peft_config: {rr: 8, target_modules: [q_proj]}
+      |               ^^
       hint: did you mean `r`?
+    "#);
+    insta::assert_snapshot!(refused("lora: {r: 0, use_dora: true}\n", &[]), @r#"
+    run.yaml:3:11: `peft_config.r` must be at least 1, found 0
+      |
+    3 | lora: {r: 0, use_dora: true}
+      |           ^
+
+    error: run.yaml:3:24: `peft_config.use_dora` must be left out: it is not implemented, found true
+      |
+    3 | lora: {r: 0, use_dora: true}
+      |                        ^^^^
+
+    error: the configuration has 2 errors
+    "#);
+    insta::assert_snapshot!(refused("lora_r: 8\n", &[]), @r#"
+    run.yaml:3:9: `lora_r` must be left out unless `use_peft: true` is set: without it no adapter is trained, found 8
+      |
+    3 | lora_r: 8
+      |         ^
+    "#);
+    insta::assert_snapshot!(refused("lora_r: 8\nadapter_name_or_path: a\n", &[]), @r#"
+    run.yaml:3:1: `lora_r: 8` contradicts `adapter_name_or_path: a` (run.yaml:4:1)
+      |
+    3 | lora_r: 8
+      | ^^^^^^
+    4 | adapter_name_or_path: a
+      | ^^^^^^^^^^^^^^^^^^^^
+      hint: both describe the adapter; keep one.
+    "#);
+    insta::assert_snapshot!(refused("use_peft: false\nlora: {r: 8}\n", &[]), @r#"
+    run.yaml:3:1: `use_peft: false` contradicts `lora: {...}` (run.yaml:4:1)
+      |
+    3 | use_peft: false
+      | ^^^^^^^^
+    4 | lora: {r: 8}
+      | ^^^^
+      hint: an adapter is trained only with `use_peft: true`.
+    "#);
+    insta::assert_snapshot!(refused("use_peft: true\nlora_dropout: 1\nlora_alpha: -2\n", &[]), @r#"
+    run.yaml:4:15: `lora_dropout` must be at least 0 and below 1, found 1
+      |
+    4 | lora_dropout: 1
+      |               ^
+
+    error: run.yaml:5:13: `lora_alpha` must be above 0, found -2
+      |
+    5 | lora_alpha: -2
+      |             ^^
+
+    error: the configuration has 2 errors
+    "#);
+    insta::assert_snapshot!(refused("use_peft: true\nuse_dora: true\n", &[]), @r#"
+    run.yaml:4:1: `use_dora` is not implemented yet
+      |
+    4 | use_dora: true
+      | ^^^^^^^^
+      hint: only LoRA and rsLoRA are implemented.
     "#);
 }
 

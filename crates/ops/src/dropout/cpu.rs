@@ -37,6 +37,21 @@ pub(super) fn backward(cpu: &CpuQueue, dx: Mat, dy: Mat, cu_seqlens: View, mask:
     });
 }
 
+pub(super) fn add(cpu: &CpuQueue, y: Mat, x: Mat, cu_seqlens: View, mask: Option<&Mask>) {
+    with_real!(y.view.dtype(), R => {
+        each_row(cpu, y.rows, cu_seqlens, mask, &|row, doc| {
+            // SAFETY: as in forward.
+            let (y, x) = unsafe { (row_of(&y, row).as_mut::<R>(), row_of(&x, row).as_slice::<R>()) };
+            cpu.isa.run(#[inline(always)] || with_mask(doc, y.len(), |columns, kept| {
+                let pairs = y[columns.clone()].iter_mut().zip(&x[columns]);
+                for ((y, x), kept) in pairs.zip(kept) {
+                    *y = R::from_f32(y.to_f32() + x.to_f32() * kept);
+                }
+            }));
+        });
+    });
+}
+
 fn row_of<'m>(mat: &Mat<'m>, row: usize) -> View<'m> {
     mat.view.slice(row * mat.stride, mat.cols)
 }

@@ -12,7 +12,7 @@ pub(crate) static SOURCE: KernelSource = KernelSource {
     defines: &[("PER_BLOCK", PER_BLOCK as u32)],
 };
 
-/// to = mask · from, plus the residual if there is one. `from` may be `to`.
+/// to = mask · from, plus the residual if there is one. `from` or the residual may be `to`.
 pub(super) fn drop(
     cuda: &CudaQueue,
     to: Mat,

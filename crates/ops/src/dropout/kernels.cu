@@ -31,7 +31,7 @@ __device__ __forceinline__ KeepFactors<N> keep_factors(bool masked, const DocMas
     return keep;
 }
 
-// to = mask * from, plus `residual` unless it is null. `from` may be `to`.
+// to = mask * from, plus `residual` unless it is null. `from` or `residual` may be `to`.
 template <int N>
 __device__ __forceinline__ void drop_row(
     REAL* to, u32 to_stride, const REAL* from, u32 from_stride, const REAL* residual, u32 residual_stride,

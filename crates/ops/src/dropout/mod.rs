@@ -18,18 +18,22 @@ use crate::Mat;
 
 /// Where in a block dropout is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
 pub enum Site {
     /// The probabilities of attention: rows are queries, columns are keys.
-    Probabilities = 0,
+    Probabilities,
     /// The output of attention, before it is added to the residual stream.
-    AttentionOut = 1,
+    AttentionOut,
     /// The output of the feed-forward layer, before it is added to the residual stream.
-    MlpOut = 2,
+    MlpOut,
+    /// The input of the adapter of one of a block's projections.
+    Adapter(u8),
 }
 
 impl Site {
-    const COUNT: u32 = 3;
+    /// Masks of the model itself come first, then, from [`Site::FIRST_ADAPTER`] on, those of adapters.
+    const PER_LAYER: u32 = 3;
+    const FIRST_ADAPTER: u32 = 1 << 20;
+    const ADAPTERS_PER_LAYER: u32 = 16;
 }
 
 /// The masks of one site of one layer in one step, for every document of a batch.
@@ -64,7 +68,15 @@ impl Mask<'_> {
 
     /// The index of this mask's seed among those of a sample in a step: `mask_index` in the kernels.
     pub(crate) fn index(&self) -> u32 {
-        self.layer * Site::COUNT + self.site as u32
+        let of_model = |place: u32| self.layer * Site::PER_LAYER + place;
+        match self.site {
+            Site::Probabilities => of_model(0),
+            Site::AttentionOut => of_model(1),
+            Site::MlpOut => of_model(2),
+            Site::Adapter(place) => {
+                Site::FIRST_ADAPTER + self.layer * Site::ADAPTERS_PER_LAYER + u32::from(place)
+            }
+        }
     }
 }
 
@@ -122,6 +134,16 @@ pub fn backward(queue: &Queue, dx: Mat, dy: Mat, cu_seqlens: View, mask: Option<
     match queue {
         Queue::Cpu(cpu) => cpu::backward(cpu, dx, dy, cu_seqlens, mask),
         Queue::Cuda(cuda) => cuda::drop(cuda, dx, dy, None, cu_seqlens, mask),
+    }
+}
+
+/// y\[T, D\] += mask · x; without a mask, y + x.
+pub fn add(queue: &Queue, y: Mat, x: Mat, cu_seqlens: View, mask: Option<&Mask>) {
+    check(&y, &x, &cu_seqlens, mask);
+    y.view.assert_disjoint(&x.view);
+    match queue {
+        Queue::Cpu(cpu) => cpu::add(cpu, y, x, cu_seqlens, mask),
+        Queue::Cuda(cuda) => cuda::drop(cuda, y, x, Some(y), cu_seqlens, mask),
     }
 }
 

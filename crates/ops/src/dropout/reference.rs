@@ -2,11 +2,11 @@
 
 use lockstep_core::rng::{Purpose, RngStream};
 
-use super::{Mask, PER_BLOCK, Site};
+use super::{Mask, PER_BLOCK};
 
 /// The factor of one element: 0 or 1 / (1 − p).
 pub fn factor(mask: &Mask, sample: u32, head: u32, position: usize, column: usize) -> f64 {
-    let site = mask.layer * Site::COUNT + mask.site as u32;
+    let site = mask.index();
     let [low, high, ..] = RngStream::new(mask.seed, Purpose::Dropout, mask.step, sample).block(site);
     let seed = u64::from(high) << 32 | u64::from(low);
     let stream = RngStream::new(seed, Purpose::Dropout, position as u32, head);

@@ -296,7 +296,8 @@ impl<'a> StepBuilder<'a> {
 
     fn state(&mut self, unit: u32, state: ParamState) -> BufferId {
         let (tier, elems, dtype) = self.input.resident(self.model, unit, state);
-        self.table.get(BufferKind::ParamState { model: self.model, unit, state }, tier, elems, dtype)
+        let model = self.input.weights_of(self.model);
+        self.table.get(BufferKind::ParamState { model, unit, state }, tier, elems, dtype)
     }
 
     fn device(&mut self, kind: BufferKind, elems: usize, dtype: DType) -> BufferId {

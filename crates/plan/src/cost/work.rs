@@ -92,7 +92,7 @@ impl UnitWork<'_> {
                 work.kernels += 1;
             }
             Linear { x, w, y, residual } => {
-                let residual = residual.map_or(0.0, |slot| self.slot_bytes(slot));
+                let residual = residual.map_or(0.0, |cols| self.bytes(cols));
                 let (rows, cols) = self.weight(w);
                 let bytes = self.bytes(x) + self.weight_bytes(w) + self.bytes(y) + residual;
                 self.gemm(work, [self.tokens(), rows, cols], bytes);
@@ -114,7 +114,9 @@ impl UnitWork<'_> {
                 self.stream(work, 2.0 * self.slot_bytes(y) + self.slot_bytes(residual));
             }
             DropoutBack { dy, dx, .. } => self.stream(work, self.slot_bytes(dy) + self.slot_bytes(dx)),
-            Rope { x, .. } => self.stream(work, 2.0 * self.bytes(x)),
+            DropoutCopy { x, .. } => self.stream(work, 2.0 * self.bytes(x)),
+            DropoutAdd { y, .. } => self.stream(work, 3.0 * self.bytes(y)),
+            LoraScale { x } | Rope { x, .. } => self.stream(work, 2.0 * self.bytes(x)),
             Attention { q, k, v, out, shares, .. } => {
                 self.attention(work, 2);
                 if shares {

@@ -61,6 +61,7 @@ impl ModelShape {
             dropout: dropout(&keys)?,
             tied: keys.bool_or("tie_word_embeddings", false)?,
             max_positions,
+            lora: None,
             init_std: keys.number_or("initializer_range", 0.02)?,
             bos_id: keys.token_id("bos_token_id")?,
             eos_id: keys.token_id("eos_token_id")?,

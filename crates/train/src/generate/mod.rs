@@ -16,7 +16,7 @@ mod text;
 use std::path::Path;
 use std::sync::Arc;
 
-use lockstep_ckpt::ModelFolder;
+use lockstep_ckpt::{AdapterFolder, ModelFolder};
 use lockstep_core::{Bytes, DType};
 use lockstep_data::{Tokenizer, TokenizerSource};
 use lockstep_device::Machine;
@@ -25,10 +25,10 @@ use lockstep_plan::{BatchBounds, ModelId};
 use lockstep_shape::ModelShape;
 use serde_json::Value;
 
+use crate::adapter;
 use crate::error::TrainError;
 use crate::inference::{Inference, Slots};
 use crate::save;
-use crate::setup::model_folder;
 
 pub use dialogue::NextTurn;
 pub use request::{Completion, DecodeLimits, FinishReason, GenerateRequest, SampledToken, TokenCallback};
@@ -66,16 +66,17 @@ pub struct Generator {
 }
 
 impl Generator {
-    /// Opens a model folder, or the output folder of a run that contains one.
-    pub fn open(path: &Path, spec: &GeneratorSpec) -> Result<Generator, TrainError> {
-        if !path.exists() {
-            return Err(TrainError::ModelMissing { path: path.into() });
-        }
-        let path = &model_folder(path);
+    /// Opens a model folder, or the output folder of a run that contains one, with an adapter if there is one. If `path`
+    /// itself is an adapter, its model is used.
+    pub fn open(path: &Path, adapter: Option<&Path>, spec: &GeneratorSpec) -> Result<Generator, TrainError> {
+        let (path, adapter) = &adapter::model_and_adapter(path, adapter)?;
         let folder = ModelFolder::open(path)?;
         let origin = path.join("config.json").display().to_string();
-        let shape = ModelShape::from_hf_text(folder.config_json(), &origin)?;
+        let mut shape = ModelShape::from_hf_text(folder.config_json(), &origin)?;
         save::check_weights(&folder, &shape)?;
+        if let Some(adapter) = adapter {
+            shape.lora = Some(adapter::of_folder(&AdapterFolder::open(adapter)?, &shape)?);
+        }
         let tokenizer = Arc::new(Tokenizer::load(&TokenizerSource::File(path.into()))?);
         if tokenizer.vocab_size() > shape.vocab {
             let (tokenizer, vocab) = (tokenizer.vocab_size(), shape.vocab);
@@ -94,6 +95,9 @@ impl Generator {
         };
         let mut engine = inference.engine()?;
         save::load_weights(&mut engine, ModelId::FIRST, &folder, 0)?;
+        if let Some(adapter) = adapter {
+            adapter::load(&mut engine, ModelId::FIRST, adapter)?;
+        }
         let config = GenerationConfig::read(path)?;
         let end_ids = config.end_ids(&shape, &tokenizer);
         let defaults = config.sampling();

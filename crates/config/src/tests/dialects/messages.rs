@@ -653,9 +653,9 @@ fn launch_lines() {
     `trl kto` has no counterpart; there are sft, dpo, grpo, rloo, reward
       hint: write a command such as `torchrun --nproc_per_node=4 train.py --config run.yaml`.
     ");
-    assert_snapshot!(line("trl sft --model_name_or_path m --use_peft"), @r"
-    argument --use_peft true: `use_peft` is not implemented yet
-      hint: LoRA cannot be trained yet; use `freeze` to train only some of the weights.
+    assert_snapshot!(line("trl sft --model_name_or_path m --use_peft --use_dora"), @r"
+    argument --use_dora true: `use_dora` is not implemented yet
+      hint: only LoRA and rsLoRA are implemented.
     ");
     assert_snapshot!(line("mpirun -n 4 python train.py"), @r"
     `mpirun` is not a launcher that is known here
