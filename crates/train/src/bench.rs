@@ -10,6 +10,7 @@ use lockstep_device::{Device, Machine};
 use lockstep_engine::{Coefficients, EngineError, MicroBatch, Outputs, StepDriver, UpdateSettings};
 use lockstep_shape::ModelShape;
 
+use crate::adapter;
 use crate::algorithms::sft::Sft;
 use crate::error::TrainError;
 use crate::models::{ObjectiveNeeds, RunModels};
@@ -55,6 +56,7 @@ pub fn bench_step(
     if !matches!(config.algorithm, AlgorithmConfig::Sft | AlgorithmConfig::Clm) {
         return Err(TrainError::BenchAlgorithm { name: config.algorithm.name() });
     }
+    let shape = &ModelShape { lora: adapter::configured(config, shape)?, ..shape.clone() };
     let needs = ObjectiveNeeds::of(&Sft::default());
     let plan = plan_with(config, &RunModels::single(shape), Bytes::ZERO, machine.into(), &needs)?;
     let (planned, parameters) = (plan.device_bytes(), plan.input.models[0].params());

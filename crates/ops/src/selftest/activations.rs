@@ -1,4 +1,4 @@
-//! Row-wise operations on activations: norms, RoPE, SwiGLU, biases, dropout, the score head.
+//! Row-wise operations on activations: norms, RoPE, SwiGLU, biases, scaling, dropout, the score head.
 
 use lockstep_core::DType;
 use lockstep_device::cuda::GpuError;
@@ -6,7 +6,7 @@ use lockstep_device::cuda::GpuError;
 use super::harness::{Case, Harness, Operands, tolerance};
 use crate::dropout::{self, Mask, Site};
 use crate::rope::{self, Direction, Table};
-use crate::{Mat, bias, rmsnorm, score_head, swiglu};
+use crate::{Mat, bias, rmsnorm, scale, score_head, swiglu};
 
 const EPS: f32 = 1e-5;
 
@@ -62,6 +62,7 @@ pub(super) fn run(harness: &Harness, dtype: DType) -> Result<(), GpuError> {
     {
         if harness.includes(rows * dim) {
             biased(harness, dtype, [rows, dim, pad])?;
+            scaled(harness, dtype, [rows, dim, pad])?;
             scored(harness, dtype, [rows, dim, pad])?;
         }
     }
@@ -218,6 +219,18 @@ fn gate_both_ways(case: &Case, g: Mat, u: Mat, pad: usize) {
     case.compare_at("recomputed y", cols, SMALL, case.padded_values(&dy), || {
         swiglu::reference::forward(&gv, &uv)
     });
+}
+
+fn scaled(harness: &Harness, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(), GpuError> {
+    harness.case(format!("scale, {dtype}, {rows}×{dim}, padding {pad}"), tolerance(dtype), |case| {
+        const FACTOR: f32 = 1.75;
+        let x = case.padded_normals(rows, dim, pad, dtype);
+        let before = case.padded_values(&x);
+        scale::in_place(case.queue, x.mat, FACTOR);
+        case.compare("x", dim, case.padded_values(&x), || {
+            scale::reference::in_place(&before, f64::from(FACTOR))
+        });
+    })
 }
 
 fn biased(harness: &Harness, dtype: DType, [rows, dim, pad]: [usize; 3]) -> Result<(), GpuError> {
