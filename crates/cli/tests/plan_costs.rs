@@ -48,6 +48,15 @@ fn strategies_of_this_machine() {
     assert!(text.contains("Times are rough predictions for 2 cores"), "{text}");
 }
 
+/// Without `threads` a plan assumes what a launched rank gets: its share of the cores.
+#[test]
+fn ranks_share_the_cores() {
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    let folder = Folder::new(&RUN.replace("threads: 2\n", ""));
+    let text = folder.succeeds(&["plan", "run.yaml", "device=cpu", "--nproc", &cores.max(2).to_string()]);
+    assert!(text.contains("Times are rough predictions for 1 cores"), "{text}");
+}
+
 #[test]
 fn the_strategy_auto() {
     let folder = Folder::new(RUN);

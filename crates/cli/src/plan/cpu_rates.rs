@@ -1,8 +1,9 @@
 //! Measures how fast the CPU ranks of this machine compute.
 //!
 //! All ranks of the node are measured at once, each as a thread with a pool of its own, because they share memory
-//! bandwidth and clock. The kernels are those of a training step at the shapes of a small model. NVMe and the exchange
-//! between ranks are not measured.
+//! bandwidth and clock. The kernels are those of a training step at the shapes of a small model, in the type that the run
+//! stores: element-wise kernels read fewer bytes per second of 16-bit values, and attention computes in f32 even where
+//! matmuls of bf16 have instructions of their own. NVMe and the exchange between ranks are not measured.
 
 use std::thread;
 
@@ -17,10 +18,11 @@ const DIM: usize = 384;
 const FFN: usize = 1056;
 const VOCAB: usize = 4096;
 
-/// The rates of one rank with `num_threads` threads, while `num_ranks` such ranks work. Of several ranks the mean.
-pub(super) fn measure(num_threads: usize, num_ranks: usize) -> Result<Rates, MemoryError> {
+/// The rates of one rank with `num_threads` threads in a run that stores `storage`, while `num_ranks` such ranks work. Of
+/// several ranks the mean.
+pub(super) fn measure(num_threads: usize, num_ranks: usize, storage: DType) -> Result<Rates, MemoryError> {
     let ranks: Vec<Result<Rates, MemoryError>> = thread::scope(|scope| {
-        let started: Vec<_> = (0..num_ranks).map(|_| scope.spawn(|| of_rank(num_threads))).collect();
+        let started: Vec<_> = (0..num_ranks).map(|_| scope.spawn(|| of_rank(num_threads, storage))).collect();
         started.into_iter().map(|rank| rank.join().expect("a measurement does not panic")).collect()
     });
     let ranks = ranks.into_iter().collect::<Result<Vec<Rates>, MemoryError>>()?;
@@ -41,21 +43,23 @@ pub(super) fn measure(num_threads: usize, num_ranks: usize) -> Result<Rates, Mem
     })
 }
 
-fn of_rank(num_threads: usize) -> Result<Rates, MemoryError> {
+fn of_rank(num_threads: usize, storage: DType) -> Result<Rates, MemoryError> {
     let queue = Queue::cpu(num_threads);
+    // A run in f32 also needs the rate of bf16, which a plan may suggest.
+    let half_type = if storage == DType::F16 { DType::F16 } else { DType::BF16 };
     let single = KernelRates::measure(&queue, DType::F32)?;
-    let half = KernelRates::measure(&queue, DType::BF16)?;
+    let half = KernelRates::measure(&queue, half_type)?;
+    let stored = if storage == DType::F32 { &single } else { &half };
     Ok(Rates {
-        // f16 is converted like bf16.
         matmul: MatmulRates { f32: single.matmul, bf16: half.matmul, f16: half.matmul },
-        attention_share: single.attention / single.matmul,
-        memory_bytes_per_s: single.memory,
-        host_update_bytes_per_s: single.update,
+        attention_share: stored.attention / stored.matmul,
+        memory_bytes_per_s: stored.memory,
+        host_update_bytes_per_s: stored.update,
         ..Rates::generic_cpu(num_threads as u32)
     })
 }
 
-/// FLOP/s of matmuls and attention, bytes per second of updates and of the other kernels.
+/// FLOP/s of matmuls of the stored type and of attention, bytes per second of updates and of the other kernels.
 struct KernelRates {
     matmul: f64,
     attention: f64,
@@ -89,8 +93,13 @@ impl KernelRates {
         };
         let starts = |with: &'static str| move |name: &str| name.starts_with(with);
         let (matmul, attention, update) = (starts("matmul"), starts("attention"), starts("adamw"));
+        // The logits' gradient is f32 in every run, and so are the matmuls that read it.
+        let of_stored_type = |name: &str| {
+            matmul(name)
+                && (dtype == DType::F32 || !(name.starts_with("matmul head") && name.contains("gradient")))
+        };
         Ok(KernelRates {
-            matmul: rate(|m| m.flops, &matmul),
+            matmul: rate(|m| m.flops, &of_stored_type),
             attention: rate(|m| m.flops, &attention),
             update: rate(|m| m.bytes, &update),
             memory: rate(|m| m.bytes, &|name| !matmul(name) && !attention(name) && !update(name)),

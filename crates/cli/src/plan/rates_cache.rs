@@ -1,10 +1,11 @@
 //! Keeps measured rates in a file of the user's cache folder.
 //!
-//! A file holds the rates of one number of ranks and threads, and a key: program version, CPU and instruction set. A
-//! file that is damaged or has another key is measured again and replaced.
+//! A file holds the rates of one number of ranks and threads and one stored type, and a key: program version, CPU and
+//! instruction set. A file that is damaged or has another key is measured again and replaced.
 
 use std::path::{Path, PathBuf};
 
+use lockstep_core::DType;
 use lockstep_device::Isa;
 use lockstep_plan::cost::{Rates, rates_from_json, rates_json};
 use serde_json::{Value, json};
@@ -15,23 +16,23 @@ use crate::{host, report};
 /// `0` turns measuring and the cache off.
 const MEASURE: &str = "LOCKSTEP_MEASURE";
 
-/// The measured rates of one of `num_ranks` ranks with `num_threads` threads each. `None`: the user does not want
-/// them, or they cannot be measured.
-pub(super) fn of_cpu(num_threads: usize, num_ranks: usize) -> Option<Rates> {
+/// The measured rates of one of `num_ranks` ranks with `num_threads` threads each, in a run that stores `storage`.
+/// `None`: the user does not want them, or they cannot be measured.
+pub(super) fn of_cpu(num_threads: usize, num_ranks: usize, storage: DType) -> Option<Rates> {
     if std::env::var_os(MEASURE).is_some_and(|value| value == "0") {
         return None;
     }
     let key = key();
     let path = host::cache()
         .filter(|cache| cache.is_absolute())
-        .map(|cache| cache.join(format!("lockstep/rates/cpu-{num_ranks}x{num_threads}.json")));
+        .map(|cache| cache.join(format!("lockstep/rates/cpu-{num_ranks}x{num_threads}-{storage}.json")));
     if let Some(rates) = path.as_deref().and_then(|path| read(path, &key)) {
         return Some(rates);
     }
     report::print_aside(
         "measuring the speed of this CPU, once, for about three seconds (LOCKSTEP_MEASURE=0: never)",
     );
-    let rates = cpu_rates::measure(num_threads, num_ranks).ok()?;
+    let rates = cpu_rates::measure(num_threads, num_ranks, storage).ok()?;
     if let Some(path) = path {
         // Without a cache the next plan measures again.
         let _ = write(&path, &json!({ "key": key, "rates": rates_json(&rates) }));
@@ -43,7 +44,7 @@ fn key() -> Value {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
     json!({
-        "format": 1,
+        "format": 2,
         "version": env!("CARGO_PKG_VERSION"),
         "cpu": name.map_or("", |(_, name)| name.trim()),
         "instruction_set": Isa::detect().to_string(),

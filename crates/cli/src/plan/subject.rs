@@ -3,6 +3,7 @@
 use lockstep_config::{DeviceKind, RunConfig, StrategyName};
 use lockstep_core::Bytes;
 use lockstep_data::Tokenizer;
+use lockstep_launch::cores;
 use lockstep_model::KernelBackend;
 use lockstep_plan::cost::{Machine, PaperCluster, StrategyChoice, Workload, choose_strategy};
 use lockstep_plan::{BatchBounds, PlanInput, RunPlan};
@@ -41,7 +42,7 @@ impl PlanSubject {
                 // Plans refer to the name until the process ends.
                 KernelBackend::Cuda { memory, name: name.map(|name| &*name.leak()) }
             }
-            _ => KernelBackend::Cpu { num_threads: lockstep_train::num_threads(config) },
+            _ => KernelBackend::Cpu { num_threads: threads_of_rank(config) },
         };
         let input = lockstep_train::plan_input_for(config, &models, &tokenizer, kernels).map_err(boxed)?;
         let PlanMachine { machine, basis } = machine::of(config, kernels, input.storage, paper.as_ref());
@@ -57,7 +58,8 @@ impl PlanSubject {
         else {
             return;
         };
-        if let Some(rates) = rates_cache::of_cpu(num_threads, config.plan.nproc_per_node as usize) {
+        let num_ranks = config.plan.nproc_per_node as usize;
+        if let Some(rates) = rates_cache::of_cpu(num_threads, num_ranks, self.input.storage) {
             self.machine.rates = rates;
             self.basis =
                 format!("Times are predictions from measured rates of {num_threads} cores of this CPU.");
@@ -100,5 +102,13 @@ impl PlanSubject {
         let input = lockstep_train::plan_input_for(config, &self.models, &self.tokenizer, self.kernels)
             .map_err(boxed)?;
         Ok(work(&Workload::of(config, input, &workspace), &self.machine))
+    }
+}
+
+/// The CPU threads of a rank: those that are configured, or its share of the cores, which a launched rank gets.
+fn threads_of_rank(config: &RunConfig) -> usize {
+    match (config.plan.threads, config.plan.nproc_per_node) {
+        (None, ranks @ 2..) => cores::threads(cores::available().len(), ranks),
+        _ => lockstep_train::num_threads(config),
     }
 }

@@ -36,7 +36,8 @@ impl fmt::Display for Layout {
 pub(super) struct MatmulCase {
     pub(super) layout: Layout,
     pub(super) sizes: [usize; 3],
-    pub(super) dtype: DType,
+    pub(super) a_dtype: DType,
+    pub(super) b_dtype: DType,
     pub(super) out: DType,
     pub(super) adds: AddTo,
     /// Elements from one row of A to the next, if they have gaps: the logits' gradient is stored in the logits' bytes.
@@ -56,7 +57,15 @@ pub(super) enum AddTo {
 impl MatmulCase {
     pub(super) fn plain(layout: Layout, sizes: [usize; 3], dtype: DType) -> MatmulCase {
         let out = if layout == Layout::Tn { DType::F32 } else { dtype };
-        MatmulCase { layout, sizes, dtype, out, adds: AddTo::Nothing, a_stride: None }
+        MatmulCase {
+            layout,
+            sizes,
+            a_dtype: dtype,
+            b_dtype: dtype,
+            out,
+            adds: AddTo::Nothing,
+            a_stride: None,
+        }
     }
 
     pub(super) fn measure(
@@ -65,7 +74,7 @@ impl MatmulCase {
         name: impl Into<String>,
         calls_per_step: usize,
     ) -> Result<(), MemoryError> {
-        let MatmulCase { layout, sizes: [m, n, k], dtype, out, adds, a_stride } = *self;
+        let MatmulCase { layout, sizes: [m, n, k], a_dtype, b_dtype, out, adds, a_stride } = *self;
         let (a_rows, a_cols) = if layout == Layout::Tn { (k, m) } else { (m, k) };
         let (b_rows, b_cols) = if layout == Layout::Nt { (n, k) } else { (k, n) };
         let a_stride = a_stride.unwrap_or(a_cols);
@@ -74,14 +83,16 @@ impl MatmulCase {
         let case = Case {
             name: name.into(),
             calls_per_step,
-            bytes: (a_rows * a_cols + b_rows * b_cols) * dtype.size() + (1 + read) * m * n * out.size(),
+            bytes: a_rows * a_cols * a_dtype.size()
+                + b_rows * b_cols * b_dtype.size()
+                + (1 + read) * m * n * out.size(),
             flops: 2.0 * (m * n) as f64 * k as f64,
         };
         let workspace = runner.workspace();
         let operands = [
             zeros(m * n, out),
-            normals(a_rows * a_stride, dtype),
-            normals(b_rows * b_cols, dtype),
+            normals(a_rows * a_stride, a_dtype),
+            normals(b_rows * b_cols, b_dtype),
             normals(residual, out),
         ];
         runner.measure(case, operands, |queue: &Queue, [c, a, b, residual]: [View<'_>; 4]| {
@@ -153,20 +164,21 @@ impl Linear {
     }
 }
 
-/// The matmuls of the head, one chunk of tokens at a time. The logits are f32. Their gradient is stored in their bytes;
-/// on a GPU it has the storage type.
+/// The matmuls of the head, one chunk of tokens at a time. The logits are f32. Their gradient is stored in their bytes:
+/// on a GPU in the storage type, on a CPU in f32.
 fn head(runner: &Runner, step: &StepShape) -> Result<(), MemoryError> {
     let ((chunks, rows), StepShape { vocab, dim, dtype, .. }) = (step.chunks(), *step);
     let case = |layout, sizes| MatmulCase::plain(layout, sizes, dtype);
     let logits = MatmulCase { out: DType::F32, ..case(Layout::Nt, [rows, vocab, dim]) };
     logits.measure(runner, format!("matmul head, {}", Layout::Nt), chunks)?;
-    let a_stride = Some(vocab * (DType::F32.size() / dtype.size()));
-    MatmulCase { a_stride, ..case(Layout::Nn, [rows, dim, vocab]) }.measure(
+    let a_dtype = if runner.on_gpu() { dtype } else { DType::F32 };
+    let a_stride = Some(vocab * (DType::F32.size() / a_dtype.size()));
+    MatmulCase { a_dtype, a_stride, ..case(Layout::Nn, [rows, dim, vocab]) }.measure(
         runner,
         format!("matmul head, {}", Layout::Nn),
         chunks,
     )?;
-    let weight = MatmulCase { a_stride, ..case(Layout::Tn, [vocab, dim, rows]) };
+    let weight = MatmulCase { a_dtype, a_stride, ..case(Layout::Tn, [vocab, dim, rows]) };
     weight.measure(runner, format!("matmul head, {}", Layout::Tn), 1)?;
     if chunks > 1 {
         MatmulCase { adds: AddTo::Output, ..weight }.measure(

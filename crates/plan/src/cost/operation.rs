@@ -93,7 +93,12 @@ pub fn demand(plan: &PlanData, phase: &Phase, op: &Op) -> OpDemand {
             collective(Collective::AllGather, axes, Elems(ranks).bytes(DType::F64))
         }
         OpKind::Update { unit, start, end, .. } => {
-            operands.on_lane(op.lane, operands.update_bytes(unit, end - start))
+            let bytes = operands.update_bytes(unit, end - start);
+            match plan.input.has_separate_memory() {
+                true => operands.on_lane(op.lane, bytes),
+                // A CPU rank's device is the host.
+                false => OpDemand::Host { bytes },
+            }
         }
         OpKind::Generate => OpDemand::Device(operands.generation()),
     }
@@ -127,7 +132,9 @@ impl Operands<'_> {
             OpKind::HeadStep { .. } => &programs.fused,
             _ => &programs.backward,
         };
-        UnitWork { model, unit, storage: self.plan.input.storage, fresh }.of(program)
+        let storage = self.plan.input.storage;
+        let logits_grad = if self.plan.input.has_separate_memory() { storage } else { DType::F32 };
+        UnitWork { model, unit, storage, logits_grad, fresh }.of(program)
     }
 
     fn span_bytes(&self, span: SpanId, dtype: DType) -> Bytes {

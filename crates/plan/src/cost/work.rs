@@ -63,6 +63,8 @@ pub(crate) struct UnitWork<'a> {
     pub(crate) model: &'a ModelPlan,
     pub(crate) unit: u32,
     pub(crate) storage: DType,
+    /// The type of the logits' gradient: the storage type on a GPU, f32 on a CPU. The GEMMs that read it compute in it.
+    pub(crate) logits_grad: DType,
     /// Whether weight gradients are overwritten. Otherwise they are read and added to.
     pub(crate) fresh: bool,
 }
@@ -189,20 +191,20 @@ impl UnitWork<'_> {
         work.gemms.push((Gemm { rows, cols: vocab, inner: dim, dtype: self.storage, bytes }, chunks));
     }
 
-    /// The head's outputs chunk by chunk: the logits and a pass over them. `backward`: also the gradient of the logits
-    /// in the storage type, and from it those of the input and of the weight.
+    /// The head's outputs chunk by chunk: the logits and a pass over them. `backward`: also the gradient of the logits,
+    /// and from it those of the input and of the weight.
     fn head(&self, work: &mut Work, w: Param, backward: bool) {
         let chunks = self.num_chunks();
         self.head_logits(work, w, chunks);
         let (vocab, dim) = self.weight(w);
         let rows = self.tokens().div_ceil(chunks as usize);
-        let gradient = self.storage_bytes(rows * vocab);
+        let gradient = (rows * vocab * self.logits_grad.size()) as f64;
         let logits = (rows * vocab * DType::F32.size()) as f64;
         work.kernels += chunks;
         work.bytes += f64::from(chunks) * if backward { logits + gradient } else { logits };
         if backward {
             let input = self.storage_bytes(rows * dim);
-            let gemm = |rows, cols, inner, bytes| Gemm { rows, cols, inner, dtype: self.storage, bytes };
+            let gemm = |rows, cols, inner, bytes| Gemm { rows, cols, inner, dtype: self.logits_grad, bytes };
             let to_input = gemm(rows, dim, vocab, gradient + self.weight_bytes(w) + input);
             work.gemms.push((to_input, chunks));
             if self.trains(w) {

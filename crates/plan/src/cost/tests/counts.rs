@@ -119,6 +119,45 @@ fn an_update_reads_and_writes_every_state() {
     }
 }
 
+/// A CPU rank: its memory is the host's.
+fn on_a_cpu(mut workload: Workload<'_>) -> Workload<'_> {
+    workload.input.needs.host_overhead_bytes = None;
+    workload
+}
+
+#[test]
+fn updates_of_a_cpu_run_at_the_hosts_rate() {
+    let machine = single("h200");
+    let plan = on_a_cpu(workload("15m", 1, 512)).lay_out(&machine);
+    let phase = &plan.phases[0];
+    let updates = phase.schedule.ops.iter().filter(|op| matches!(op.kind, OpKind::Update { .. }));
+    let bytes: f64 = updates
+        .map(|op| match demand(&plan, phase, op) {
+            OpDemand::Host { bytes } => bytes,
+            other => panic!("an update on a CPU demands {other:?}"),
+        })
+        .sum();
+    let elems: usize = plan.input.models[0].units.iter().map(|unit| unit.elems).sum();
+    assert_eq!(bytes, (4 + 24 + 2) as f64 * elems as f64);
+}
+
+/// On a CPU the gradient of the logits is f32, so the matmuls that read it are not those of the storage type.
+#[test]
+fn the_heads_gradients_are_f32_on_a_cpu() {
+    let machine = single("h200");
+    let head_dtypes = |workload: Workload<'_>| {
+        let plan = workload.lay_out(&machine);
+        let phase = &plan.phases[0];
+        let head = phase.schedule.ops.iter().find(|op| matches!(op.kind, OpKind::HeadStep { .. })).unwrap();
+        let OpDemand::Device(work) = demand(&plan, phase, head) else { panic!("the head computes") };
+        let over_vocab =
+            work.gemms.iter().filter(|(gemm, _)| [gemm.rows, gemm.cols, gemm.inner].contains(&32_000));
+        over_vocab.map(|(gemm, _)| gemm.dtype).collect::<Vec<_>>()
+    };
+    assert_eq!(head_dtypes(workload("15m", 1, 512)), [DType::BF16; 3]);
+    assert_eq!(head_dtypes(on_a_cpu(workload("15m", 1, 512))), [DType::BF16, DType::F32, DType::F32]);
+}
+
 #[test]
 fn large_gemms_are_efficient_and_small_ones_are_not() {
     let rates = single("h200").rates;
