@@ -109,6 +109,29 @@ def sharded(model):
     return model
 
 
+class Adapted(nn.Module):
+    """A frozen linear layer with a low-rank update, scaled by 2. A and B are f32, as in PEFT."""
+
+    def __init__(self, layer, rank):
+        super().__init__()
+        self.layer = layer
+        (rows, cols), device = layer.weight.shape, layer.weight.device
+        self.a = nn.Parameter(torch.randn(rank, cols, device=device) * 0.01)
+        self.b = nn.Parameter(torch.zeros(rows, rank, device=device))
+
+    def forward(self, x):
+        hidden = F.linear(x, self.a.to(x.dtype))
+        return self.layer(x) + F.linear(hidden, self.b.to(x.dtype)) * 2.0
+
+
+def add_adapters(model, rank):
+    """Freezes a model and gives every linear layer of its blocks an adapter."""
+    model.requires_grad_(False)
+    for block in model.blocks:
+        for name in ("q", "k", "v", "o", "gate", "up", "down"):
+            setattr(block, name, Adapted(getattr(block, name), rank))
+
+
 def main():
     args = argparse.ArgumentParser()
     args.add_argument("size", choices=SIZES)
@@ -119,6 +142,7 @@ def main():
     args.add_argument("--states", choices=["fp32", "bf16"], default="fp32")
     args.add_argument("--recompute", action="store_true")
     args.add_argument("--offload", action="store_true")
+    args.add_argument("--lora", type=int, default=0, metavar="RANK")
     args = args.parse_args()
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(0)
@@ -127,12 +151,15 @@ def main():
     if args.states == "bf16":
         model = model.to(torch.bfloat16)
         model.cos, model.sin = model.cos.float(), model.sin.float()
+    if args.lora:
+        add_adapters(model, args.lora)
     if args.offload:
         model = sharded(model.cpu())
         model.cos, model.sin = model.cos.cuda(), model.sin.cuda()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(trained, lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     step = torch.compile(model) if args.mode == "compile" else model
     tokens, targets = (torch.randint(0, VOCAB, (args.rows, args.length), device="cuda") for _ in range(2))
     seconds, losses = [], []
@@ -144,7 +171,7 @@ def main():
             loss = step(tokens, targets)
         loss.backward()
         if not args.offload:
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         torch.cuda.synchronize()
@@ -159,7 +186,7 @@ def main():
         "tokens_per_second": round(rate), "mfu989": round(rate * flops_per_token(args.size, args.length) / 989e12, 4),
         "peak_gib": round(torch.cuda.max_memory_allocated() / 2**30, 2),
         "reserved_gib": round(torch.cuda.max_memory_reserved() / 2**30, 2),
-        "losses": [round(x, 4) for x in losses],
+        "losses": [round(x, 4) for x in losses], "lora": args.lora,
     }), flush=True)
 
 

@@ -177,9 +177,10 @@ impl CkptError {
 impl Fault for CkptError {
     fn class(&self) -> FaultClass {
         match self {
-            CkptError::Missing { .. } | CkptError::NoConfig { .. } | CkptError::NoWeights { .. } => {
-                FaultClass::InputMissing
-            }
+            CkptError::Missing { .. }
+            | CkptError::NoAdapter { .. }
+            | CkptError::NoConfig { .. }
+            | CkptError::NoWeights { .. } => FaultClass::InputMissing,
             CkptError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
                 FaultClass::InputMissing
             }

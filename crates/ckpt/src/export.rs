@@ -66,11 +66,7 @@ pub struct Export<'a> {
 /// Writes a model folder to `dir`, either completely or not at all. Replaces an existing folder only if it is a model
 /// or adapter folder, that is, if it contains `config.json` or `adapter_config.json`, or if it is empty.
 pub fn export_folder(dir: &Path, export: &Export<'_>, source: &mut Source<'_>) -> Result<(), CkptError> {
-    let replaces = dir.symlink_metadata().is_ok();
-    let is_ours = |kind: FolderKind| dir.join(kind.config()).is_file();
-    if replaces && !is_ours(FolderKind::Model) && !is_ours(FolderKind::Adapter) && !is_empty_dir(dir) {
-        return Err(CkptError::WouldReplace { folder: dir.into() });
-    }
+    let replaces = check_replaceable(dir)?;
     let partial = with_suffix(dir, ".partial");
     fresh_dir(&partial)?;
     let result = write_folder(&partial, export, source).and_then(|()| publish(&partial, dir, replaces));
@@ -79,6 +75,17 @@ pub fn export_folder(dir: &Path, export: &Export<'_>, source: &mut Source<'_>) -
         let _ = remove_dir(&partial);
     }
     result
+}
+
+/// Checks that a folder does not exist, or may be replaced by a model or an adapter: if it is one, or empty. Returns
+/// whether it exists.
+pub fn check_replaceable(dir: &Path) -> Result<bool, CkptError> {
+    let exists = dir.symlink_metadata().is_ok();
+    let is_ours = |kind: FolderKind| dir.join(kind.config()).is_file();
+    if exists && !is_ours(FolderKind::Model) && !is_ours(FolderKind::Adapter) && !is_empty_dir(dir) {
+        return Err(CkptError::WouldReplace { folder: dir.into() });
+    }
+    Ok(exists)
 }
 
 /// Checks that these names are allowed for files next to the weights, in a model folder and in a checkpoint. Each

@@ -31,7 +31,9 @@ pub use adapter_folder::{AdapterConfig, AdapterFolder, adapter_tensor_name, mode
 pub use checkpoint::{Checkpoint, TensorPart};
 pub use checkpoint_write::{CheckpointWriter, PieceSpec, TensorSpec};
 pub use error::{CkptError, IndexFault, ManifestFault, SafetensorsFault};
-pub use export::{DEFAULT_SHARD_BYTES, Export, FolderKind, check_model_files, export_folder};
+pub use export::{
+    DEFAULT_SHARD_BYTES, Export, FolderKind, check_model_files, check_replaceable, export_folder,
+};
 pub use geometry::TensorBox;
 pub use manifest::{DataCursor, Meta, NumbersRecord};
 pub use model_folder::ModelFolder;

@@ -176,14 +176,6 @@ fn unimplemented_algorithm() {
 }
 
 #[test]
-fn unimplemented_adapter() {
-    assert_snapshot!(refused(&["adapter={r: 8, target_modules: [q_proj]}"], 69), @r"
-    error: training a LoRA adapter is not implemented yet
-    hint: remove `adapter` to train all weights, or use `freeze` to train only some of them.
-    ");
-}
-
-#[test]
 fn a_pattern_that_freezes_nothing() {
     assert_snapshot!(refused(&["freeze=[model.embed_token]"], 64), @r"
     error: the `freeze` pattern `model.embed_token` matches no tensor of the model

@@ -126,13 +126,6 @@ fn other_optimizers() {
     ");
 }
 
-/// Only what can be trained is planned.
-#[test]
-fn what_cannot_be_trained_is_not_planned() {
-    let adapter = "adapter={r: 4, target_modules: [q_proj, v_proj]}";
-    Folder::new(RUN).refused(&["plan", "run.yaml", adapter], 69);
-}
-
 /// `lockstep sft` is `lockstep train` with an algorithm, also for the ranks that it starts.
 #[test]
 fn algorithms_are_commands() {

@@ -27,6 +27,7 @@ mod launch;
 mod launch_ends;
 mod launch_refused;
 mod learning;
+mod lora;
 mod memory;
 mod messages;
 mod output_folder;

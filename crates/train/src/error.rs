@@ -82,6 +82,8 @@ pub enum TrainError {
     ResumeMismatch { path: PathBuf, what: &'static str, then: String, now: String },
     #[error("no complete checkpoint in {}", path.display())]
     NothingToExport { path: PathBuf },
+    #[error("{}: there is no adapter to merge", path.display())]
+    NothingToMerge { path: PathBuf },
     #[error("cannot read {}: {cause}", path.display())]
     Input { path: PathBuf, cause: std::io::Error },
     #[error("{algorithm} trains a language model, but the model folder has a reward model")]
@@ -184,6 +186,7 @@ impl Fault for TrainError {
             | ModelMissing { .. }
             | NothingToResume { .. }
             | NothingToExport { .. }
+            | NothingToMerge { .. }
             | Input { .. } => FaultClass::InputMissing,
             Diverged { .. } | ScaleAtFloor { .. } => FaultClass::Diverged,
         }
@@ -212,7 +215,8 @@ impl Fault for TrainError {
             | DamagedRollout { .. }
             | Input { .. }
             | ResumeMismatch { .. }
-            | NothingToExport { .. } => self.output_hint(),
+            | NothingToExport { .. }
+            | NothingToMerge { .. } => self.output_hint(),
             VocabularyTooSmall { .. }
             | NoVocabulary
             | ModelMissing { .. }
@@ -317,6 +321,7 @@ impl TrainError {
                     "To resume, restore {determined_by}. Otherwise start a new run in another output_dir."
                 ));
             }
+            NothingToMerge { .. } => "Remove --merge, or give a run that trained an adapter.",
             NothingToExport { .. } => {
                 "Give a checkpoint (a `step-N` folder), or the output folder of a run that has saved one."
             }

@@ -51,6 +51,9 @@ pub fn export_checkpoint(
         };
         return Ok(ExportSummary { checkpoint: checkpoint.path().into(), dtype, notes });
     }
+    if merge.is_some() {
+        return Err(TrainError::NothingToMerge { path: checkpoint.path().into() });
+    }
     let mut files = Vec::new();
     for name in checkpoint.other_files() {
         let content = checkpoint.read_file(name)?.expect("the checkpoint lists this file");

@@ -9,7 +9,7 @@ use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use lockstep_ckpt::CkptError;
+use lockstep_ckpt::check_replaceable;
 use lockstep_config::{OutputConfig, Resume};
 use lockstep_data::LockFile;
 
@@ -82,11 +82,7 @@ impl OutputDir {
 
     /// Checks before training that the model folder can be written: another folder of that name must not be replaced.
     fn check_model_folder(&self) -> Result<(), TrainError> {
-        let folder = self.model();
-        let empty = || folder.read_dir().is_ok_and(|mut entries| entries.next().is_none());
-        if folder.symlink_metadata().is_ok() && !folder.join("config.json").is_file() && !empty() {
-            return Err(CkptError::WouldReplace { folder }.into());
-        }
+        check_replaceable(&self.model())?;
         Ok(())
     }
 
