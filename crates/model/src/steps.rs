@@ -34,24 +34,9 @@ fn run_step(step: &ProgramStep, unit: &Unit) {
             rmsnorm::forward(queue, unit.mat(y), unit.statistic(rstd), unit.mat(x), unit.weight(w), eps)
         }
         ProgramStep::NormBack { .. } => norm_back(step, unit),
-        ProgramStep::Linear { x, w, y, residual } => {
-            let init = match residual {
-                None => Accumulate::Overwrite,
-                Some(itself) if itself == y => Accumulate::Add,
-                Some(other) => Accumulate::Residual(unit.mat(other)),
-            };
-            matmul::nt(queue, unit.mat(y), unit.mat(x), unit.weight_mat(w), init, workspace)
-        }
-        ProgramStep::LinearBackInput { dy, w, dx, add } => {
-            let init = if add { Accumulate::Add } else { Accumulate::Overwrite };
-            matmul::nn(queue, unit.mat(dx), unit.mat(dy), unit.weight_mat(w), init, workspace)
-        }
-        ProgramStep::LinearBackWeight { dy, x, w } => {
-            if let Some(grad) = unit.grad_mat(w) {
-                let init = if unit.overwrite_grads { Accumulate::Overwrite } else { Accumulate::Add };
-                matmul::tn(queue, grad, unit.mat(dy), unit.mat(x), init, workspace);
-            }
-        }
+        ProgramStep::Linear { .. }
+        | ProgramStep::LinearBackInput { .. }
+        | ProgramStep::LinearBackWeight { .. } => linear_step(step, unit),
         ProgramStep::Bias { y, b } => bias::forward(queue, unit.mat(y), unit.weight(b)),
         ProgramStep::BiasBack { dy, b } => {
             if let Some(grad) = unit.grad(b) {
@@ -61,24 +46,10 @@ fn run_step(step: &ProgramStep, unit: &Unit) {
                 bias::backward(queue, grad, unit.mat(dy), workspace);
             }
         }
-        ProgramStep::Dropout { y, residual, site } => {
-            let [y, residual] = [y, residual].map(|slot| unit.mat(slot.into()));
-            dropout::forward(queue, y, residual, unit.inputs.cu_seqlens, unit.mask(mask_site(site)).as_ref())
-        }
-        ProgramStep::DropoutBack { dy, dx, site } => {
-            let [dy, dx] = [dy, dx].map(|slot| unit.mat(slot.into()));
-            dropout::backward(queue, dx, dy, unit.inputs.cu_seqlens, unit.mask(mask_site(site)).as_ref())
-        }
-        ProgramStep::DropoutCopy { x, y, site } => {
-            let x = unit.mat(x);
-            let y = unit.first_columns(y, x.cols);
-            dropout::backward(queue, y, x, unit.inputs.cu_seqlens, unit.mask(mask_site(site)).as_ref())
-        }
-        ProgramStep::DropoutAdd { x, y, site } => {
-            let y = unit.mat(y);
-            let x = unit.first_columns(x, y.cols);
-            dropout::add(queue, y, x, unit.inputs.cu_seqlens, unit.mask(mask_site(site)).as_ref())
-        }
+        ProgramStep::Dropout { .. }
+        | ProgramStep::DropoutBack { .. }
+        | ProgramStep::DropoutCopy { .. }
+        | ProgramStep::DropoutAdd { .. } => dropout_step(step, unit),
         ProgramStep::LoraScale { x } => {
             let lora = unit.model.lora.as_ref().expect("only models with adapters scale them");
             scale::in_place(queue, unit.mat(x), lora.scale())
@@ -111,6 +82,57 @@ fn run_step(step: &ProgramStep, unit: &Unit) {
         ProgramStep::HeadFused { x, w, logits, dx } => head::fused(unit, x, w, logits, dx),
         ProgramStep::Score { x, w } => head::score(unit, x, w),
         ProgramStep::ScoreBack { x, w, dx } => head::score_back(unit, x, w, dx),
+    }
+}
+
+fn linear_step(step: &ProgramStep, unit: &Unit) {
+    let (queue, workspace) = (unit.queue, unit.workspace);
+    match *step {
+        ProgramStep::Linear { x, w, y, residual } => {
+            let init = match residual {
+                None => Accumulate::Overwrite,
+                Some(itself) if itself == y => Accumulate::Add,
+                Some(other) => Accumulate::Residual(unit.mat(other)),
+            };
+            matmul::nt(queue, unit.mat(y), unit.mat(x), unit.weight_mat(w), init, workspace)
+        }
+        ProgramStep::LinearBackInput { dy, w, dx, add } => {
+            let init = if add { Accumulate::Add } else { Accumulate::Overwrite };
+            matmul::nn(queue, unit.mat(dx), unit.mat(dy), unit.weight_mat(w), init, workspace)
+        }
+        ProgramStep::LinearBackWeight { dy, x, w } => {
+            if let Some(grad) = unit.grad_mat(w) {
+                let init = if unit.overwrite_grads { Accumulate::Overwrite } else { Accumulate::Add };
+                matmul::tn(queue, grad, unit.mat(dy), unit.mat(x), init, workspace);
+            }
+        }
+        _ => unreachable!("a matmul"),
+    }
+}
+
+fn dropout_step(step: &ProgramStep, unit: &Unit) {
+    let (queue, cu_seqlens) = (unit.queue, unit.inputs.cu_seqlens);
+    let mask = |site| unit.mask(mask_site(site));
+    match *step {
+        ProgramStep::Dropout { y, residual, site } => {
+            let [y, residual] = [y, residual].map(|slot| unit.mat(slot.into()));
+            dropout::forward(queue, y, residual, cu_seqlens, mask(site).as_ref())
+        }
+        ProgramStep::DropoutBack { dy, dx, site } => {
+            let [dy, dx] = [dy, dx].map(|slot| unit.mat(slot.into()));
+            dropout::backward(queue, dx, dy, cu_seqlens, mask(site).as_ref())
+        }
+        ProgramStep::DropoutCopy { x, y, site } => {
+            let x = unit.mat(x);
+            let y = unit.first_columns(y, x.cols);
+            dropout::backward(queue, y, x, cu_seqlens, mask(site).as_ref())
+        }
+        ProgramStep::DropoutAdd { x, y, site } => {
+            let y = unit.mat(y);
+            let x = unit.first_columns(x, y.cols);
+            dropout::add(queue, y, x, cu_seqlens, mask(site).as_ref())
+        }
+        _ => unreachable!("dropout"),
     }
 }
 

@@ -405,7 +405,8 @@ fn programs(
 ) -> (Vec<Programs>, Vec<usize>) {
     let blocks = units.iter().filter(|unit| matches!(unit.kind, UnitKind::Block(_))).count() as u32;
     // Blocks have equal programs if they recompute the same, have the same adapters and train the same tensors.
-    let mut keys: Vec<(Option<Recompute>, Vec<(Param, bool)>)> = Vec::new();
+    type Key = (Option<Recompute>, Vec<(Param, bool)>);
+    let mut keys: Vec<Key> = Vec::new();
     let (mut programs, mut program_of) = (Vec::new(), Vec::new());
     for unit in units {
         let recompute = match unit.kind {
