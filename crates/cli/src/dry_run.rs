@@ -9,7 +9,7 @@ use lockstep_plan::{ModelId, RecomputePolicy, RunPlan};
 
 use crate::args::Train;
 use crate::hub::Need;
-use crate::plan::{PlanSubject, explained, planned_device};
+use crate::plan::{AutoChoices, PlanSubject, explained, planned_device};
 use crate::report::{self, Failure};
 use crate::train::{self, launch_failed};
 use crate::{foreign_launch, hub, launch, ranks};
@@ -42,15 +42,15 @@ pub(crate) fn run(args: &Train) -> Result<(), Failure> {
     hub::provide(&mut config, &mut String::new(), Need::Plan)?;
     let subject = PlanSubject::of(&config, None)?;
     subject.resolve_auto_sizes(&mut config);
-    let choice = subject.choose_strategy(&mut config)?;
+    let chosen = subject.choose(&mut config)?;
     let plan = subject.plan(&config).map_err(|error| explained(*error, &config))?;
-    report::print(&text(&config, &plan, choice.as_ref()))
+    report::print(&text(&config, &plan, &chosen))
 }
 
-fn text(config: &RunConfig, plan: &RunPlan, strategy: Option<&StrategyChoice>) -> String {
+fn text(config: &RunConfig, plan: &RunPlan, chosen: &AutoChoices) -> String {
     let mut text =
         String::from("# keys that differ from their defaults with their origin, and automatic choices\n");
-    let choices = choices(config, plan, strategy);
+    let choices = choices(config, plan, chosen);
     for (key, yaml) in &config.changed {
         if !choices.iter().any(|choice| choice.key == *key) {
             text.push_str(&with_origin(yaml, &config.origin(key).to_string()));
@@ -79,7 +79,7 @@ fn with_origin(yaml: &str, origin: &str) -> String {
 }
 
 /// The values of keys that are set to `auto`, or are so by default.
-fn choices(config: &RunConfig, plan: &RunPlan, strategy: Option<&StrategyChoice>) -> Vec<Choice> {
+fn choices(config: &RunConfig, plan: &RunPlan, chosen: &AutoChoices) -> Vec<Choice> {
     let mut choices = Vec::new();
     if config.device.kind == DeviceKind::Auto {
         let device = if planned_device(config) == DeviceKind::Cuda { "cuda" } else { "cpu" };
@@ -93,9 +93,14 @@ fn choices(config: &RunConfig, plan: &RunPlan, strategy: Option<&StrategyChoice>
         };
         choices.push(Choice::of("mixed_precision", precision));
     }
-    if let Some(StrategyChoice { strategy, reason, .. }) = strategy {
+    if let Some(StrategyChoice { strategy, reason, .. }) = &chosen.strategy {
         let (value, note) = (strategy.to_string(), format!("chosen automatically. {reason}"));
         choices.push(Choice { key: "strategy", value, note });
+    }
+    if let Some(rows) = &chosen.rows {
+        let (value, reason) = (rows.rows.to_string(), AutoChoices::reason_for_rows(rows));
+        let note = format!("chosen automatically. {reason}");
+        choices.push(Choice { key: "per_device_train_batch_size", value, note });
     }
     if config.plan.recompute == Recompute::Auto {
         let model = plan.input.model(ModelId::FIRST);

@@ -14,7 +14,7 @@ use lockstep_train::{PreparedRun, TrainOutcome};
 
 use crate::args::Train;
 use crate::hub::Need;
-use crate::plan::PlanSubject;
+use crate::plan::{AutoChoices, PlanSubject};
 use crate::report::{self, Bug, Failure};
 use crate::stop::Stopper;
 use crate::{dry_run, foreign_launch, gpu, host, hub, inputs, launch, plan, ranks};
@@ -64,7 +64,7 @@ fn start(args: &Train) -> Result<ExitCode, Failure> {
 pub(crate) fn alone(config: &RunConfig, text: &str, stopper: &Stopper) -> Result<ExitCode, Failure> {
     let (mut config, mut text) = (config.clone(), text.to_owned());
     hub::provide(&mut config, &mut text, Need::Train)?;
-    choose_strategy(&mut config)?;
+    choose(&mut config)?;
     train(&config, &text, None, stopper)
 }
 
@@ -81,7 +81,7 @@ fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
         .and_then(|()| ranks::agree_on_restart_point(&mut session, &mut config, &mut text))
         .map_err(launch_failed)
         .and_then(|()| hub::provide_to_ranks(&mut session, &mut config, &mut text))
-        .and_then(|()| choose_strategy(&mut config));
+        .and_then(|()| choose(&mut config));
     let trained = prepared.and_then(|()| guarded(|| train(&config, &text, Some(&mut session), &stopper)));
     let code = match trained {
         Ok(code) => code,
@@ -93,15 +93,21 @@ fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Resolves the strategy `auto` with the cost model, and notes the reason. All ranks have the same configuration and
-/// hardware, so they choose the same; the plan, on which they agree later, depends on it.
-fn choose_strategy(config: &mut RunConfig) -> Result<(), Failure> {
+/// Resolves the strategy and the batch size that are `auto` with the cost model, and notes the reasons. All ranks have the
+/// same configuration and hardware, so they choose the same; the plan, on which they agree later, depends on it.
+fn choose(config: &mut RunConfig) -> Result<(), Failure> {
     // On one rank all strategies are the same.
-    if config.plan.strategy != StrategyName::Auto || config.plan.world_size() == 1 {
+    let open_strategy = config.plan.strategy == StrategyName::Auto && config.plan.world_size() > 1;
+    if !open_strategy && !config.batch.chooses_rows {
         return Ok(());
     }
-    if let Some(choice) = PlanSubject::of(config, None)?.choose_strategy(config)? {
+    let chosen = PlanSubject::of(config, None)?.choose(config)?;
+    if let Some(choice) = chosen.strategy {
         config.notes.push(format!("strategy {}, chosen automatically. {}", choice.strategy, choice.reason));
+    }
+    if let Some(rows) = chosen.rows {
+        let reason = AutoChoices::reason_for_rows(&rows);
+        config.notes.push(format!("{} rows in a micro-batch, chosen automatically. {reason}", rows.rows));
     }
     Ok(())
 }

@@ -70,6 +70,34 @@ fn the_strategy_auto() {
     assert!(text.contains(&format!("strategy: {name}  # chosen automatically. It")), "{text}");
 }
 
+/// Rows of a micro-batch that the cost model chooses: `plan`, `--dry-run` and `train` agree, and the batch stays whole.
+#[test]
+fn the_batch_size_auto() {
+    let folder = Folder::new(RUN);
+    let open =
+        ["run.yaml", "device=cpu", "per_device_train_batch_size=auto", "train_batch_size=64", "max_steps=1"];
+    let text = folder.succeeds(&[&["train", "--dry-run"], &open[..]].concat());
+    let chosen =
+        "per_device_train_batch_size: 64  # chosen automatically. The shortest predicted step that fits, ";
+    assert!(text.contains(chosen), "{text}");
+    let plan = folder.succeeds(&[&["plan"], &open[..]].concat());
+    assert!(plan.contains("1 micro-batch of"), "{plan}");
+    // Less memory than 64 rows need: more micro-batches of fewer rows.
+    let total = plan.lines().find(|line| line.starts_with("total ")).unwrap();
+    let needed: f64 = total.split_whitespace().nth(1).unwrap().parse().unwrap();
+    assert!(total.contains(" MiB "), "{total}");
+    let budget = format!("memory_budget_gib={}", (needed - 1.0) / 1024.0);
+    let small = [&open[..], &[budget.as_str()]].concat();
+    let text = folder.succeeds(&[&["train", "--dry-run"], &small[..]].concat());
+    let rows = ["1", "2", "4", "8", "16", "32"]
+        .into_iter()
+        .find(|rows| text.contains(&format!("per_device_train_batch_size: {rows}  # chosen automatically.")));
+    let rows: u32 = rows.unwrap_or_else(|| panic!("{text}")).parse().unwrap();
+    let printed = folder.succeeds(&[&["train"], &small[..]].concat());
+    let note = format!("{rows} rows in a micro-batch, chosen automatically.");
+    assert!(printed.contains(&note), "{printed}");
+}
+
 #[test]
 fn as_json() {
     let text = paper(&["--json", "--network", "100Gbps", "--gpus-per-node", "4", "strategy=auto"]);

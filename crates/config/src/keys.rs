@@ -224,7 +224,7 @@ keys! {
     Data Exact "dataloader_prefetch_factor" ["dataloader.prefetch_factor"] = "1", "Number of steps that each worker prepares ahead.";
     Data Exact "shuffle" ["shuffle_dataset"] = "true", "Shuffle the rows in every epoch.";
 
-    Batch Exact "per_device_train_batch_size" ["dataloader.batch_size"] = "8", "Rows per rank in one micro-batch.";
+    Batch Exact "per_device_train_batch_size" ["dataloader.batch_size"] = "8", "Rows per rank in one micro-batch. `auto` divides `train_batch_size` so that the predicted step is shortest.";
     Batch Exact "gradient_accumulation_steps" = "1", "Micro-batches per optimizer step.";
     Batch Exact "train_batch_size" ["train_batch"] = "null", "Rows of one optimizer step over all ranks: `per_device_train_batch_size` times `gradient_accumulation_steps` times the number of ranks. Determines the one of the two that is not set; with neither, `gradient_accumulation_steps` is 1.";
     Batch Exact "max_steps" = "-1", "Number of optimizer steps. -1 uses `num_train_epochs`; 0 only writes the model folder.";

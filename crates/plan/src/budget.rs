@@ -7,7 +7,7 @@
 use lockstep_core::Bytes;
 
 use crate::buffer::MemoryTier;
-use crate::cost::Machine;
+use crate::cost::{Machine, Prediction};
 use crate::input::{ModelPlan, PlanInput, RecomputePolicy};
 use crate::run_plan::{PlanData, lay_out};
 
@@ -26,17 +26,61 @@ pub struct OpenChoices {
     pub offload: bool,
 }
 
+/// A plan whose choices are made.
+#[derive(Clone, Debug)]
+pub(crate) struct Candidate {
+    pub(crate) plan: PlanData,
+    pub(crate) prediction: Prediction,
+    pub(crate) fits: bool,
+}
+
+impl Candidate {
+    fn of(input: PlanInput, machine: &Machine) -> Candidate {
+        let plan = lay_out(input);
+        Candidate { prediction: machine.predict(&plan), fits: machine.fits(&plan), plan }
+    }
+
+    pub(crate) fn seconds(&self) -> f64 {
+        self.prediction.step_seconds
+    }
+
+    /// The place of the fastest of candidates that all fit. The first of equal ones wins.
+    pub(crate) fn fastest<'a>(candidates: impl IntoIterator<Item = &'a Candidate>) -> usize {
+        let mut all = candidates.into_iter().enumerate();
+        let mut best = all.next().expect("there is a candidate");
+        for next in all {
+            if next.1.seconds() < (1.0 - EQUAL) * best.1.seconds() {
+                best = next;
+            }
+        }
+        best.0
+    }
+}
+
 impl PlanInput {
     /// Makes the open choices: the fastest candidate that fits. If none fits, the one that needs the least memory.
+    pub fn with_fastest_choices(self, open: OpenChoices, machine: &Machine) -> PlanInput {
+        if !self.is_open(open) {
+            return self;
+        }
+        let mut candidates = self.candidates(open, machine);
+        candidates.swap_remove(Candidate::fastest(&candidates)).plan.input
+    }
+
+    fn is_open(&self, open: OpenChoices) -> bool {
+        open.recompute || open.offload && self.models.iter().any(offloads)
+    }
+
+    /// All candidates for the open choices that fit. If none fits, the one that needs the least memory.
     ///
     /// Recomputation and offload compete for the same memory: what is recomputed makes room for states on the device.
     /// So candidates are amounts of recomputation from the least that fits to everything, each with as many states on
     /// the device as then fit: a state on the device never takes longer to update than one on the host.
-    pub fn with_fastest_choices(self, open: OpenChoices, machine: &Machine) -> PlanInput {
-        let offload = open.offload && self.models.iter().any(offloads);
-        if !open.recompute && !offload {
-            return self;
+    pub(crate) fn candidates(self, open: OpenChoices, machine: &Machine) -> Vec<Candidate> {
+        if !self.is_open(open) {
+            return vec![Candidate::of(self, machine)];
         }
+        let offload = open.offload && self.models.iter().any(offloads);
         let blocks = self.models.iter().map(|model| model.shape.layers as u32).max().unwrap_or(0);
         let most = 2 * blocks;
         let amounts = match open.recompute {
@@ -52,25 +96,22 @@ impl PlanInput {
         };
         // With more recomputation at least as many units fit on the device.
         let mut units_on_device = 0;
-        let mut fastest: Option<(f64, PlanInput)> = None;
-        let num_amounts = amounts.len();
-        for (i, input) in amounts.into_iter().enumerate() {
+        let mut candidates = Vec::new();
+        for input in amounts {
             let input = match offload {
                 true => input.with_units_that_fit(units_on_device, &|plan| machine.fits(plan)),
                 false => input,
             };
             units_on_device = input.models[0].placements.optimizer_units_on_device;
-            let plan = lay_out(input.clone());
-            let is_last_resort = i + 1 == num_amounts && fastest.is_none();
-            if !machine.fits(&plan) && !is_last_resort {
-                continue;
-            }
-            let seconds = machine.predict(&plan).step_seconds;
-            if fastest.as_ref().is_none_or(|(least, _)| seconds < (1.0 - EQUAL) * least) {
-                fastest = Some((seconds, input));
-            }
+            candidates.push(Candidate::of(input, machine));
         }
-        fastest.expect("the last candidate counts even if it does not fit").1
+        if candidates.iter().any(|candidate| candidate.fits) {
+            candidates.retain(|candidate| candidate.fits);
+        } else {
+            // The last one recomputes most, and so needs the least memory.
+            candidates.drain(..candidates.len() - 1);
+        }
+        candidates
     }
 
     /// Recomputes as little as `budget` allows. If nothing fits, everything is recomputed.

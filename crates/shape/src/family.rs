@@ -218,7 +218,6 @@ fn block_forward(m: &ModelShape, block: &UnitShape, shares: bool) -> Vec<Program
     let qk_norm = m.architecture.qk_norm();
     let [q, k, v] = qkv_cols(m, Slot::Qkv);
     let [q_in, k_in, v_in] = attention_inputs(m, qk_norm);
-    let linear = |x: Slot, w: Param, y: SlotCols| ProgramStep::Linear { x: x.into(), w, y, residual: None };
     let bias = |of: Projection, y: SlotCols| ProgramStep::Bias { y, b: Param::BiasOf(of) };
     let mut steps = vec![ProgramStep::Norm {
         x: Slot::X.into(),
@@ -226,8 +225,7 @@ fn block_forward(m: &ModelShape, block: &UnitShape, shares: bool) -> Vec<Program
         y: Slot::N1.into(),
         rstd: Slot::R1,
     }];
-    steps.extend(matmuls(block, Param::Qkv, &[q, k, v]).into_iter().map(|(w, y)| linear(Slot::N1, w, y)));
-    add_adapters(m, block, &mut steps, AdapterSite::Qkv, Slot::N1, &[q, k, v]);
+    steps.extend(linears(m, block, (Param::Qkv, AdapterSite::Qkv), Slot::N1, &[q, k, v]));
     if m.biases.qkv {
         steps.extend([bias(Projection::Q, q), bias(Projection::K, k), bias(Projection::V, v)]);
     }
@@ -249,8 +247,7 @@ fn block_forward(m: &ModelShape, block: &UnitShape, shares: bool) -> Vec<Program
         y: Slot::N2.into(),
         rstd: Slot::R2,
     });
-    steps.extend(matmuls(block, Param::GateUp, &[g, u]).into_iter().map(|(w, y)| linear(Slot::N2, w, y)));
-    add_adapters(m, block, &mut steps, AdapterSite::GateUp, Slot::N2, &[g, u]);
+    steps.extend(linears(m, block, (Param::GateUp, AdapterSite::GateUp), Slot::N2, &[g, u]));
     if m.biases.mlp {
         steps.extend([bias(Projection::Gate, g), bias(Projection::Up, u)]);
     }
@@ -259,18 +256,34 @@ fn block_forward(m: &ModelShape, block: &UnitShape, shares: bool) -> Vec<Program
     steps
 }
 
-/// Adds what the adapters of a site compute from x to the columns of its projections.
-fn add_adapters(
+/// The projections of one input, with their adapters. Adapters write their products first where every column of a matmul
+/// has one: the matmul of the weights then accumulates onto them, which saves a pass over the output, and rounds the sum
+/// once.
+fn linears(
     m: &ModelShape,
     block: &UnitShape,
-    steps: &mut Vec<ProgramStep>,
-    site: AdapterSite,
+    (joined, site): (Param, AdapterSite),
     x: Slot,
-    y: &[SlotCols],
-) {
-    if let Some(adapters) = AdapterSteps::of(m.lora.as_ref(), block, site) {
-        steps.extend(adapters.hidden(x.into()));
-        steps.extend(adapters.add_outputs(y));
+    columns: &[SlotCols],
+) -> Vec<ProgramStep> {
+    let adapters = AdapterSteps::of(m.lora.as_ref(), block, site);
+    let matmuls = matmuls(block, joined, columns);
+    let first = adapters.as_ref().is_some_and(|adapters| adapters.is_complete());
+    let weights = matmuls.into_iter().map(|(w, y)| ProgramStep::Linear {
+        x: x.into(),
+        w,
+        y,
+        residual: first.then_some(y),
+    });
+    let of_adapters = adapters.map(|adapters| {
+        let start = |y: SlotCols| (!first).then_some(y);
+        [adapters.hidden(x.into()), adapters.outputs(columns, start)].concat()
+    });
+    let of_adapters = of_adapters.unwrap_or_default();
+    if first {
+        of_adapters.into_iter().chain(weights).collect()
+    } else {
+        weights.chain(of_adapters).collect()
     }
 }
 
@@ -283,8 +296,14 @@ fn add_branch(m: &ModelShape, block: &UnitShape, steps: &mut Vec<ProgramStep>, s
     };
     let has_dropout = m.dropout.residual > 0.0;
     let start = (!has_dropout).then_some(residual.into());
+    let adapters = AdapterSteps::of(m.lora.as_ref(), block, adapters);
+    let has_adapter = adapters.is_some();
+    if let Some(adapters) = adapters {
+        steps.extend(adapters.hidden(x.into()));
+        steps.extend(adapters.outputs(&[y.into()], |_| start));
+    }
+    let start = if has_adapter { Some(y.into()) } else { start };
     steps.push(ProgramStep::Linear { x: x.into(), w: of.weight().0, y: y.into(), residual: start });
-    add_adapters(m, block, steps, adapters, x, &[y.into()]);
     if of.has_bias(m.biases) {
         steps.push(ProgramStep::Bias { y: y.into(), b: Param::BiasOf(of) });
     }
@@ -302,6 +321,22 @@ fn block_backward(m: &ModelShape, block: &UnitShape, recompute: Recompute, share
     steps.extend(backward.attention());
     steps.retain(|step| !matches!(step, ProgramStep::BiasBack { b, .. } if !block.is_trained(*b)));
     steps
+}
+
+/// The gradients of an input: those of the weights' matmuls, of which the first defines dx, with those of the adapters.
+fn input_grads(of_weights: Vec<ProgramStep>, adapters: Option<&AdapterSteps>, dx: Slot) -> Vec<ProgramStep> {
+    let Some(adapters) = adapters else { return of_weights };
+    if !adapters.can_start_dx() {
+        return [of_weights, adapters.input_grads(dx.into(), false)].concat();
+    }
+    let accumulates = |step| match step {
+        ProgramStep::LinearBackInput { dy, w, dx, .. } => {
+            ProgramStep::LinearBackInput { dy, w, dx, add: true }
+        }
+        other => other,
+    };
+    let of_weights = of_weights.into_iter().map(accumulates).collect();
+    [adapters.input_grads(dx.into(), true), of_weights].concat()
 }
 
 struct BlockBackward<'a> {
@@ -330,14 +365,17 @@ impl BlockBackward<'_> {
         let mut steps = Vec::new();
         steps.extend(self.dropout(DropoutSite::MlpOut));
         steps.extend((is_trained && !recompute_output).then(|| down(Slot::S)));
-        steps.push(input_back(branch, Param::Down, Slot::DS, false));
         if let Some(adapters) = &adapters {
             steps.extend(adapters.hidden_grads(&[branch]));
             if !recompute_output {
                 steps.extend(adapters.weight_grads(&[branch], Slot::S.into()));
             }
-            steps.extend(adapters.input_grads(Slot::DS.into()));
         }
+        steps.extend(input_grads(
+            vec![input_back(branch, Param::Down, Slot::DS, false)],
+            adapters.as_ref(),
+            Slot::DS,
+        ));
         steps.push(ProgramStep::SwiGluBack { g, u, dy: Slot::DS, recompute_output });
         steps.extend((is_trained && recompute_output).then(|| down(Slot::DS)));
         if let Some(adapters) = adapters.filter(|_| recompute_output) {
@@ -365,12 +403,16 @@ impl BlockBackward<'_> {
         let mut steps = Vec::new();
         steps.extend(self.dropout(DropoutSite::AttentionOut));
         steps.extend(self.block.is_trained(Param::O).then(|| weight_back(branch, Slot::O, Param::O)));
-        steps.push(input_back(branch, Param::O, Slot::DO, false));
-        if let Some(adapters) = self.adapters(AdapterSite::O) {
+        let adapters = self.adapters(AdapterSite::O);
+        if let Some(adapters) = &adapters {
             steps.extend(adapters.hidden_grads(&[branch]));
             steps.extend(adapters.weight_grads(&[branch], Slot::O.into()));
-            steps.extend(adapters.input_grads(Slot::DO.into()));
         }
+        steps.extend(input_grads(
+            vec![input_back(branch, Param::O, Slot::DO, false)],
+            adapters.as_ref(),
+            Slot::DO,
+        ));
         let (out, lse, dout) = (Slot::O, Slot::Lse, Slot::DO);
         steps.push(ProgramStep::AttentionBack { q, k, v, out, lse, dout, dqkv, shares: self.shares });
         let rotated = rotated_cols(m, [dq, dk]).into_iter();
@@ -428,13 +470,12 @@ impl BlockBackward<'_> {
         let mut weights: Vec<ProgramStep> =
             trained.into_iter().map(|(w, dy)| weight_back(dy, normed, w)).collect();
         let all = matmuls(self.block, joined, columns).into_iter().enumerate();
-        let mut inputs: Vec<ProgramStep> =
-            all.map(|(i, (w, dy))| input_back(dy, w, Slot::DN, i > 0)).collect();
+        let inputs = all.map(|(i, (w, dy))| input_back(dy, w, Slot::DN, i > 0)).collect();
+        let inputs = input_grads(inputs, adapters.as_ref(), Slot::DN);
         let mut hidden = Vec::new();
         if let Some(adapters) = adapters {
             hidden = adapters.hidden_grads(columns);
             weights.extend(adapters.weight_grads(columns, normed.into()));
-            inputs.extend(adapters.input_grads(Slot::DN.into()));
         }
         let norm = ProgramStep::NormBack {
             dy: Slot::DN.into(),

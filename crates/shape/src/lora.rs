@@ -160,6 +160,11 @@ impl AdapterSteps {
         SlotCols { slot, start: place * self.part_cols, len: self.rank }
     }
 
+    /// Whether the gradient of the input can start with the adapters'. Dropout adds to what is there.
+    pub(crate) const fn can_start_dx(&self) -> bool {
+        !self.drops
+    }
+
     /// The matmuls with A: one for all members, or one for each.
     fn a_matmuls(&self, slot: Slot) -> Vec<(Param, SlotCols, DropoutSite)> {
         if self.is_joined {
@@ -202,13 +207,22 @@ impl AdapterSteps {
         SlotCols { slot: Slot::LoraX, start: 0, len: self.width }
     }
 
-    /// y += B·hidden, for the columns of every projection of the site.
-    pub(crate) fn add_outputs(&self, y: &[SlotCols]) -> Vec<ProgramStep> {
+    /// Whether every projection of the site has an adapter.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.members.len() == self.site.projections().len()
+    }
+
+    /// y = start + B·hidden, for the columns of every projection of the site that has an adapter.
+    pub(crate) fn outputs(
+        &self,
+        y: &[SlotCols],
+        start: impl Fn(SlotCols) -> Option<SlotCols>,
+    ) -> Vec<ProgramStep> {
         let one = |(place, of): &(usize, Projection)| ProgramStep::Linear {
             x: self.cols(self.site.hidden(), *place),
             w: Param::LoraB(*of),
             y: y[*place],
-            residual: Some(y[*place]),
+            residual: start(y[*place]),
         };
         self.members.iter().map(one).collect()
     }
@@ -239,15 +253,16 @@ impl AdapterSteps {
         steps
     }
 
-    /// dx += dropout(Aᵀ·dhidden).
-    pub(crate) fn input_grads(&self, dx: SlotCols) -> Vec<ProgramStep> {
+    /// dx = Aᵀ·dhidden, or dx += dropout(Aᵀ·dhidden). The first can come before what the weights add to dx: the matmul of
+    /// the weights then accumulates, which saves a pass over dx.
+    pub(crate) fn input_grads(&self, dx: SlotCols, starts_dx: bool) -> Vec<ProgramStep> {
         let mut steps = Vec::new();
-        for (w, dy, site) in self.a_matmuls(Slot::DLora) {
+        for (i, (w, dy, site)) in self.a_matmuls(Slot::DLora).into_iter().enumerate() {
             if self.drops {
                 steps.push(ProgramStep::LinearBackInput { dy, w, dx: self.dropped_cols(), add: false });
                 steps.push(ProgramStep::DropoutAdd { x: Slot::LoraX, y: dx, site });
             } else {
-                steps.push(ProgramStep::LinearBackInput { dy, w, dx, add: true });
+                steps.push(ProgramStep::LinearBackInput { dy, w, dx, add: i > 0 || !starts_dx });
             }
         }
         steps

@@ -23,7 +23,7 @@ use crate::train::boxed;
 use crate::{foreign_launch, gpu, hub, output_file};
 
 pub(crate) use refusal::explained;
-pub(crate) use subject::PlanSubject;
+pub(crate) use subject::{AutoChoices, PlanSubject};
 
 /// Columns of the picture of memory in a terminal.
 const CURVE_WIDTH: usize = 100;
@@ -42,12 +42,14 @@ pub(crate) fn run(args: &Plan) -> Result<(), Failure> {
     if args.explain_oom {
         return explain::run(&config, &subject, args.json);
     }
-    subject.choose_strategy(&mut config)?;
+    // The tables compare what the configuration leaves open.
+    let open = config.clone();
+    subject.choose(&mut config)?;
     let plan = match subject.plan(&config) {
         Ok(plan) => plan,
         Err(error) => {
             if matches!(*error, TrainError::Plan(PlanError::OverBudget { .. })) {
-                report::print(&comparison(&config, &subject, args.json)?.text)?;
+                report::print(&comparison(&open, &subject, args.json)?.text)?;
             }
             return Err(boxed(*error));
         }
@@ -56,7 +58,7 @@ pub(crate) fn run(args: &Plan) -> Result<(), Failure> {
     if let (Some(path), Some(curve)) = (&args.svg, &curve) {
         output_file::write(path, &curve_svg(curve, Some(subject.machine.budget)))?;
     }
-    let mut compared = comparison(&config, &subject, args.json)?;
+    let mut compared = comparison(&open, &subject, args.json)?;
     if args.json {
         compared.json["memory"] = memory_json(&MemoryBreakdown::of(&plan));
         compared.json["memory_over_step"] = curve.as_ref().map(curve_json).into();

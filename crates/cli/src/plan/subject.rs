@@ -5,7 +5,9 @@ use lockstep_core::Bytes;
 use lockstep_data::Tokenizer;
 use lockstep_launch::cores;
 use lockstep_model::KernelBackend;
-use lockstep_plan::cost::{Machine, PaperCluster, StrategyChoice, Workload, choose_strategy};
+use lockstep_plan::cost::{
+    Machine, PaperCluster, RunChoices, StrategyChoice, Workload, choose_rows, strategy_table,
+};
 use lockstep_plan::{BatchBounds, PlanInput, RunPlan};
 use lockstep_shape::ModelShape;
 use lockstep_train::{RunModels, TrainError};
@@ -26,6 +28,26 @@ pub(crate) struct PlanSubject {
     /// Where the machine's rates come from, as a sentence.
     pub(crate) basis: String,
     pub(crate) paper: Option<PaperCluster>,
+}
+
+/// What the cost model chose for keys that are `auto`.
+#[derive(Default)]
+pub(crate) struct AutoChoices {
+    pub(crate) strategy: Option<StrategyChoice>,
+    /// With the rows of a micro-batch.
+    pub(crate) rows: Option<RunChoices>,
+}
+
+impl AutoChoices {
+    /// Why the rows of a micro-batch were chosen.
+    pub(crate) fn reason_for_rows(choices: &RunChoices) -> String {
+        let RunChoices { num_micro_batches, step_seconds, .. } = choices;
+        let milliseconds = 1000.0 * step_seconds;
+        format!(
+            "The shortest predicted step that fits, {milliseconds:.0} ms, has {num_micro_batches} micro-batch{}",
+            if *num_micro_batches == 1 { "" } else { "es" }
+        )
+    }
 }
 
 impl PlanSubject {
@@ -71,14 +93,23 @@ impl PlanSubject {
         config.resolve_auto_sizes(self.shape().dim as u64);
     }
 
-    /// Resolves the strategy `auto` with the cost model. `None`: the configuration names a strategy.
-    pub(crate) fn choose_strategy(&self, config: &mut RunConfig) -> Result<Option<StrategyChoice>, Failure> {
-        if config.plan.strategy != StrategyName::Auto {
-            return Ok(None);
+    /// Resolves `strategy: auto` and `per_device_train_batch_size: auto` with the cost model.
+    pub(crate) fn choose(&self, config: &mut RunConfig) -> Result<AutoChoices, Failure> {
+        let (open_strategy, open_rows) =
+            (config.plan.strategy == StrategyName::Auto, config.batch.chooses_rows);
+        let mut chosen = AutoChoices::default();
+        if open_strategy {
+            let table = self.with_workload(config, strategy_table)?;
+            chosen.rows = open_rows.then(|| table.chosen().choices.clone());
+            config.plan.strategy = table.choice.strategy;
+            chosen.strategy = Some(table.choice);
+        } else if open_rows {
+            chosen.rows = self.with_workload(config, choose_rows)?;
         }
-        let choice = self.with_workload(config, choose_strategy)?;
-        config.plan.strategy = choice.strategy;
-        Ok(Some(choice))
+        if let Some(choices) = &chosen.rows {
+            config.batch.set_rows(choices.rows);
+        }
+        Ok(chosen)
     }
 
     /// The shape of the first model.

@@ -2,12 +2,16 @@
 
 use crate::error::Problem;
 use crate::reader::Reader;
+use crate::sections::AlgorithmName;
 
 /// Batch sizes, the length of the run, and the seeds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BatchConfig {
     /// Rows per rank and micro-batch.
     pub per_device_train_batch_size: u32,
+    /// `per_device_train_batch_size: auto`: the cost model divides the rows of a step into micro-batches. Until it has,
+    /// they are one micro-batch.
+    pub chooses_rows: bool,
     /// Micro-batches per optimizer step.
     pub gradient_accumulation_steps: u32,
     /// Optimizer steps; 0 only writes the model folder. `None`: `num_train_epochs` determines the steps.
@@ -20,6 +24,14 @@ pub struct BatchConfig {
 }
 
 impl BatchConfig {
+    /// Divides the rows of a rank and step into micro-batches of `rows` rows.
+    pub fn set_rows(&mut self, rows: u32) {
+        let all = self.per_device_train_batch_size * self.gradient_accumulation_steps;
+        assert!(rows > 0 && all.is_multiple_of(rows), "{rows} rows do not divide {all}");
+        (self.per_device_train_batch_size, self.gradient_accumulation_steps) = (rows, all / rows);
+        self.chooses_rows = false;
+    }
+
     /// `world`: the number of ranks.
     pub(crate) fn read(r: &mut Reader<'_>, world: u32) -> Self {
         let seed = r.count("seed", 0).unwrap_or(0);
@@ -27,9 +39,13 @@ impl BatchConfig {
             r.derived("data_seed", "seed");
             seed
         });
-        let (per_device_train_batch_size, gradient_accumulation_steps) = read_factors(r, world.into());
+        let is_open = leaves_rows_open(r);
+        let (per_device_train_batch_size, gradient_accumulation_steps) =
+            read_factors(r, world.into(), is_open);
+        let chooses_rows = is_open && !r.is_set("gradient_accumulation_steps");
         BatchConfig {
             per_device_train_batch_size,
+            chooses_rows,
             gradient_accumulation_steps,
             max_steps: read_max_steps(r),
             num_train_epochs: r.float("num_train_epochs", "above 0", |x| x > 0.0).unwrap_or(1.0),
@@ -40,11 +56,30 @@ impl BatchConfig {
     }
 }
 
+/// Whether `per_device_train_batch_size` is `auto`.
+fn leaves_rows_open(r: &mut Reader<'_>) -> bool {
+    r.given("per_device_train_batch_size").is_some_and(|given| given.node.text() == Some("auto"))
+}
+
+/// The total batch that `per_device_train_batch_size: auto` divides must be given, and rollouts have no such choice.
+fn check_open_rows(r: &mut Reader<'_>) {
+    let Some(node) = r.node("per_device_train_batch_size") else { return };
+    if matches!(r.algorithm(), AlgorithmName::Grpo | AlgorithmName::Rloo | AlgorithmName::Ppo) {
+        let rule = format!("a number with `algorithm: {}`, whose rollouts are made of it", r.algorithm());
+        r.out_of_range("per_device_train_batch_size", rule, &node);
+    } else if !r.is_set("train_batch_size") {
+        r.missing("train_batch_size", "`per_device_train_batch_size: auto` divides it into micro-batches");
+    }
+}
+
 /// The two factors of the batch. `train_batch_size` is checked if both are set, and determines what is not set.
-fn read_factors(r: &mut Reader<'_>, world: u64) -> (u32, u32) {
-    let micro_given = r.given("per_device_train_batch_size").is_some();
+fn read_factors(r: &mut Reader<'_>, world: u64, is_open: bool) -> (u32, u32) {
+    if is_open {
+        check_open_rows(r);
+    }
+    let micro_given = r.given("per_device_train_batch_size").is_some() && !is_open;
     let accumulation_given = r.given("gradient_accumulation_steps").is_some();
-    let micro: u32 = r.count("per_device_train_batch_size", 1).unwrap_or(1);
+    let micro: u32 = if is_open { 1 } else { r.count("per_device_train_batch_size", 1).unwrap_or(1) };
     let accumulation: u32 = r.count("gradient_accumulation_steps", 1).unwrap_or(1);
     let Some(given) = r.given("train_batch_size") else { return (micro, accumulation) };
     let Some(total) = r.count::<u32>("train_batch_size", 1).map(u64::from) else {

@@ -49,6 +49,7 @@ fn defaults_are_those_of_the_reference_page() {
         config.batch,
         BatchConfig {
             per_device_train_batch_size: 8,
+            chooses_rows: false,
             gradient_accumulation_steps: 1,
             max_steps: None,
             num_train_epochs: 3.0,

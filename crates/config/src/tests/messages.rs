@@ -166,6 +166,23 @@ fn range_batch() {
 }
 
 #[test]
+fn open_batch_without_a_total() {
+    let text = refused("per_device_train_batch_size: auto\n", &[]);
+    insta::assert_snapshot!(text, @"`train_batch_size` is missing: `per_device_train_batch_size: auto` divides it into micro-batches");
+}
+
+#[test]
+fn open_batch_of_rollouts() {
+    let text = "algorithm: grpo\nreward_funcs: exact_match\nper_device_train_batch_size: auto\ntrain_batch_size: 8\n";
+    insta::assert_snapshot!(refused(text, &[]), @r"
+    run.yaml:5:30: `per_device_train_batch_size` must be a number with `algorithm: grpo`, whose rollouts are made of it, found auto
+      |
+    5 | per_device_train_batch_size: auto
+      |                              ^^^^
+    ");
+}
+
+#[test]
 fn range_beta() {
     insta::assert_snapshot!(refused("adam_beta1: 1\n", &[]), @r#"
     run.yaml:3:13: `adam_beta1` must be at least 0 and below 1, found 1

@@ -9,7 +9,7 @@ use crate::cost::memory_kinds::MemoryByKind;
 use crate::cost::prediction::Prediction;
 use crate::cost::rates::{GemmTile, MatmulRates, Rates};
 use crate::cost::scaling::{ScalingRow, ScalingTable};
-use crate::cost::strategies::{StrategyRow, StrategyTable};
+use crate::cost::strategies::{RunChoices, StrategyRow, StrategyTable};
 use crate::memory_table::{MemoryBreakdown, MemoryGroup, TierBytes};
 use crate::schedule::Lane;
 
@@ -21,6 +21,7 @@ pub fn strategies_json(table: &StrategyTable) -> Value {
             "fits": row.fits,
             "device_bytes": memory(&row.memory),
             "host_bytes": row.host.0,
+            "choices": choices(&row.choices),
             "prediction": prediction(&row.prediction),
         })
     };
@@ -30,6 +31,17 @@ pub fn strategies_json(table: &StrategyTable) -> Value {
         "strategies": table.rows.iter().map(row).collect::<Vec<_>>(),
         "chosen": table.choice.strategy.to_string(),
         "reason": table.choice.reason,
+        "next_best": table.next.as_ref().map(choices),
+    })
+}
+
+fn choices(choices: &RunChoices) -> Value {
+    json!({
+        "strategy": choices.strategy.to_string(),
+        "per_device_train_batch_size": choices.rows,
+        "gradient_accumulation_steps": choices.num_micro_batches,
+        "text": choices.to_string(),
+        "step_seconds": choices.step_seconds,
     })
 }
 

@@ -54,7 +54,8 @@ pub use rates::{GemmTile, MatmulRates, Rates};
 pub use scaling::{ScalingRow, ScalingTable, scaling_table};
 pub use simulate::{OpTime, Simulation, Straggler, simulate};
 pub use strategies::{
-    STRATEGIES, StrategyChoice, StrategyRow, StrategyTable, choose_strategy, strategy_table,
+    RunChoices, STRATEGIES, StrategyChoice, StrategyRow, StrategyTable, choose_rows, choose_strategy,
+    strategy_table,
 };
 pub use text::{changes_text, refusal_text, scaling_text, strategies_text};
 pub use work::{Gemm, Work};

@@ -3,9 +3,12 @@
 use lockstep_config::StrategyName;
 use lockstep_core::Bytes;
 
+use crate::budget::Candidate;
+use crate::buffer::MemoryTier;
 use crate::cost::memory_kinds::MemoryByKind;
 use crate::cost::prediction::Prediction;
 use crate::cost::workload::{Machine, Workload};
+use crate::input::RecomputePolicy;
 use crate::run_plan::PlanData;
 
 /// The strategies, those that shard least first. `no_shard` is ddp and `full_shard` is zero3.
@@ -22,10 +25,45 @@ pub const STRATEGIES: [StrategyName; 6] = [
 /// exact than that.
 const TIE: f64 = 0.05;
 
-/// One strategy for a run.
+/// What a run does where its configuration leaves it open, and its predicted step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RunChoices {
+    pub strategy: StrategyName,
+    /// Rows of a micro-batch.
+    pub rows: u32,
+    pub num_micro_batches: u32,
+    pub recompute: RecomputePolicy,
+    pub layers: u32,
+    /// Units whose optimizer states are on the device, of all, if states are offloaded.
+    pub units_on_device: Option<(u32, u32)>,
+    pub step_seconds: f64,
+}
+
+impl RunChoices {
+    fn of(strategy: StrategyName, rows: u32, candidate: &Candidate) -> RunChoices {
+        let input = &candidate.plan.input;
+        let model = &input.models[0];
+        let offloads = model.placements.optimizer_tier != MemoryTier::Device;
+        RunChoices {
+            strategy,
+            rows,
+            num_micro_batches: input.num_micro_batches,
+            recompute: model.recompute,
+            layers: model.shape.layers as u32,
+            units_on_device: offloads
+                .then_some((model.placements.optimizer_units_on_device, model.units.len() as u32)),
+            step_seconds: candidate.seconds(),
+        }
+    }
+}
+
+/// One strategy for a run, with its fastest choices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StrategyRow {
     pub strategy: StrategyName,
+    pub choices: RunChoices,
+    /// The next best choices under this strategy, if any are open.
+    pub next: Option<RunChoices>,
     pub memory: MemoryByKind,
     /// Host memory of a rank, in a run with a GPU.
     pub host: Bytes,
@@ -39,6 +77,8 @@ pub struct StrategyRow {
 pub struct StrategyTable {
     pub rows: Vec<StrategyRow>,
     pub choice: StrategyChoice,
+    /// The best choices but the chosen ones, if the configuration leaves any open besides the strategy.
+    pub next: Option<RunChoices>,
     pub budget: Bytes,
     pub world_size: u32,
 }
@@ -74,13 +114,20 @@ pub fn strategy_table(workload: &Workload<'_>, machine: &Machine) -> StrategyTab
     for row in &mut rows {
         row.is_chosen = row.strategy == choice.strategy;
     }
-    StrategyTable { rows, choice, budget: machine.budget, world_size: machine.cluster.world_size() }
+    let next = next_best(&rows, workload);
+    StrategyTable { rows, choice, next, budget: machine.budget, world_size: machine.cluster.world_size() }
 }
 
 /// Resolves `distributed_strategy: auto`: the strategy with the shortest predicted step among those that fit.
 pub fn choose_strategy(workload: &Workload<'_>, machine: &Machine) -> StrategyChoice {
     let auto = Workload { strategy: StrategyName::Auto, ..workload.clone() };
     strategy_table(&auto, machine).choice
+}
+
+/// Resolves `per_device_train_batch_size: auto`: the rows of the fastest candidate that fits, under the strategy of the
+/// configuration. `None`: that strategy does not apply.
+pub fn choose_rows(workload: &Workload<'_>, machine: &Machine) -> Option<RunChoices> {
+    Some(row(workload, machine, canonical(workload.strategy))?.choices)
 }
 
 /// One name for each strategy.
@@ -92,15 +139,32 @@ pub(crate) fn canonical(name: StrategyName) -> StrategyName {
     }
 }
 
+/// The best choices besides the chosen row's: under its strategy, and, if that is open, under the others that fit.
+fn next_best(rows: &[StrategyRow], workload: &Workload<'_>) -> Option<RunChoices> {
+    if !workload.has_open_choices() {
+        return None;
+    }
+    let strategy_is_open = workload.strategy == StrategyName::Auto;
+    let others = rows.iter().filter(|row| strategy_is_open && !row.is_chosen && row.fits);
+    let chosen = rows.iter().filter(|row| row.is_chosen);
+    let all = others.map(|row| &row.choices).chain(chosen.filter_map(|row| row.next.as_ref()));
+    all.min_by(|a, b| a.step_seconds.total_cmp(&b.step_seconds)).cloned()
+}
+
 fn row(workload: &Workload<'_>, machine: &Machine, name: StrategyName) -> Option<StrategyRow> {
-    let plan = workload.with_strategy(name, &machine.cluster)?.lay_out(machine);
+    let mut candidates = workload.with_strategy(name, &machine.cluster)?.candidates(machine);
+    let fastest = Candidate::fastest(candidates.iter().map(|(_, candidate)| candidate));
+    let (rows, candidate) = candidates.swap_remove(fastest);
+    let next = candidates.iter().min_by(|(_, a), (_, b)| a.seconds().total_cmp(&b.seconds()));
     Some(StrategyRow {
         strategy: name,
-        memory: MemoryByKind::of(&plan),
-        host: host_bytes(&plan),
-        fits: machine.fits(&plan),
+        choices: RunChoices::of(name, rows, &candidate),
+        next: next.map(|(rows, candidate)| RunChoices::of(name, *rows, candidate)),
+        memory: MemoryByKind::of(&candidate.plan),
+        host: host_bytes(&candidate.plan),
+        fits: candidate.fits,
         is_chosen: false,
-        prediction: machine.predict(&plan),
+        prediction: candidate.prediction,
     })
 }
 

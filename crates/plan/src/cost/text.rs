@@ -8,7 +8,7 @@ use lockstep_shape::Recompute;
 use crate::buffer::MemoryTier;
 use crate::cost::changes::{Change, Refusal, Suggestion};
 use crate::cost::scaling::{ScalingRow, ScalingTable};
-use crate::cost::strategies::{StrategyRow, StrategyTable};
+use crate::cost::strategies::{RunChoices, StrategyRow, StrategyTable};
 use crate::cost::table::{columns, count_text, percent_text, seconds_text};
 use crate::input::RecomputePolicy;
 use crate::schedule::Lane;
@@ -39,7 +39,38 @@ pub fn strategies_text(table: &StrategyTable) -> String {
         cells
     };
     let rows: Vec<Vec<String>> = [header].into_iter().chain(table.rows.iter().map(row_cells)).collect();
-    format!("{}\n* {}: {}\n", columns(&rows), table.choice.strategy, table.choice.reason)
+    let mut text = format!("{}\n* {}: {}\n", columns(&rows), table.choice.strategy, table.choice.reason);
+    if let (Some(chosen), Some(next)) = (table.rows.iter().find(|row| row.is_chosen), &table.next) {
+        let line = |title: &str, choices: &RunChoices| {
+            vec![format!("  {title}{choices}"), seconds_text(choices.step_seconds)]
+        };
+        text.push_str(&columns(&[line("chosen:    ", &chosen.choices), line("next best: ", next)]));
+    }
+    text
+}
+
+impl std::fmt::Display for RunChoices {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let RunChoices { strategy, rows, num_micro_batches, recompute, layers, units_on_device, .. } = self;
+        let plural = |n: u32| if n == 1 { "" } else { "s" };
+        write!(f, "{strategy}, {rows} row{} in ", plural(*rows))?;
+        write!(
+            f,
+            "{num_micro_batches} micro-batch{}, recompute ",
+            if *num_micro_batches == 1 { "" } else { "es" }
+        )?;
+        let RecomputePolicy { early, late, late_blocks } = *recompute;
+        let name = |recompute: Recompute| format!("{recompute:?}").to_lowercase();
+        match layers.saturating_sub(late_blocks) {
+            _ if late_blocks == 0 || early == late => write!(f, "{}", name(early))?,
+            0 => write!(f, "{}", name(late))?,
+            first => write!(f, "{} in the first {first} blocks, {} in the others", name(early), name(late))?,
+        }
+        match units_on_device {
+            Some((units, all)) => write!(f, ", optimizer states of {units} of {all} units on the device"),
+            None => Ok(()),
+        }
+    }
 }
 
 fn bytes_text(bytes: Bytes) -> String {

@@ -2,9 +2,9 @@
 
 use lockstep_config::{self as config, RunConfig, StrategyName};
 use lockstep_core::{Bytes, DType, Mesh};
-use lockstep_shape::ModelShape;
+use lockstep_shape::{ModelShape, Recompute};
 
-use crate::budget::OpenChoices;
+use crate::budget::{Candidate, OpenChoices};
 use crate::buffer::MemoryTier;
 use crate::cost::cluster::Cluster;
 use crate::cost::prediction::{Prediction, predict};
@@ -38,6 +38,8 @@ pub struct Workload<'a> {
     pub rows: u32,
     /// `None`: the strategy's default.
     pub order: Option<AccumulationOrder>,
+    /// The rows of a micro-batch are chosen: `rows` is the largest number, and accumulation makes up for fewer.
+    pub auto_rows: bool,
     /// The plan decides how much is recomputed.
     pub auto_recompute: bool,
     /// The plan decides how many units' states are on the device, where the optimizer is offloaded.
@@ -58,6 +60,7 @@ impl<'a> Workload<'a> {
                 config::AccumulationOrder::Reduced => Some(AccumulationOrder::Reduced),
                 config::AccumulationOrder::Auto => None,
             },
+            auto_rows: config.batch.chooses_rows,
             auto_recompute: p.recompute == config::Recompute::Auto,
             auto_offload: p.memory_budget_gib.is_some() && p.offload_ratio.is_none(),
             workspace,
@@ -141,11 +144,57 @@ impl Workload<'_> {
         changed
     }
 
+    fn open_choices(&self) -> OpenChoices {
+        OpenChoices { recompute: self.auto_recompute, offload: self.auto_offload }
+    }
+
     /// Lays the run out in memory, after the choices that are left to the plan.
     pub fn lay_out(&self, machine: &Machine) -> PlanData {
-        let open = OpenChoices { recompute: self.auto_recompute, offload: self.auto_offload };
-        lay_out(self.input.clone().with_fastest_choices(open, machine))
+        lay_out(self.input.clone().with_fastest_choices(self.open_choices(), machine))
     }
+
+    /// Whether the configuration leaves anything but the strategy open.
+    pub(crate) fn has_open_choices(&self) -> bool {
+        self.auto_rows || self.auto_recompute || self.auto_offload
+    }
+
+    /// All candidates that fit: numbers of rows, each with its open choices. If none fits, the one with the fewest rows
+    /// and the least memory.
+    ///
+    /// Fewer rows save memory and nothing else. So fewer are tried only where memory is what costs time: until nothing is
+    /// recomputed and every state is where the configuration would have it at most.
+    pub(crate) fn candidates(&self, machine: &Machine) -> Vec<(u32, Candidate)> {
+        let mut all = Vec::new();
+        let mut rows = Some(self.rows);
+        while let Some(count) = rows {
+            let input = if count == self.rows { self.input.clone() } else { self.with_rows(count).input };
+            let candidates = input.candidates(self.open_choices(), machine);
+            let costs_time =
+                candidates.iter().all(|candidate| !candidate.fits || saves_memory(&candidate.plan));
+            let fit = candidates.iter().any(|candidate| candidate.fits);
+            if fit || all.iter().all(|(_, earlier): &(u32, Candidate)| !earlier.fits) {
+                all.retain(|(_, earlier)| earlier.fits);
+                all.extend(candidates.into_iter().map(|candidate| (count, candidate)));
+            }
+            rows = (self.auto_rows && costs_time).then(|| fewer_rows(self.rows, count)).flatten();
+        }
+        all
+    }
+}
+
+/// Whether a plan spends time to save memory.
+fn saves_memory(plan: &PlanData) -> bool {
+    plan.input.models.iter().filter(|model| model.trains()).any(|model| {
+        let RecomputePolicy { early, late, late_blocks } = model.recompute;
+        let recomputes =
+            late != Recompute::None || (early != late && (late_blocks as usize) < model.shape.layers);
+        recomputes || model.placements.optimizer_tier != MemoryTier::Device
+    })
+}
+
+/// The largest divisor of `most` that is at most half of `rows`.
+fn fewer_rows(most: u32, rows: u32) -> Option<u32> {
+    (1..=rows / 2).rev().find(|fewer| most.is_multiple_of(*fewer))
 }
 
 impl Machine {

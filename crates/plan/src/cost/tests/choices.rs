@@ -45,6 +45,47 @@ fn auto_shards_what_does_not_fit() {
     assert_eq!(json["strategies"].as_array().unwrap().len(), 5, "hybrid_shard needs two nodes");
 }
 
+/// `per_device_train_batch_size: auto`: rows and recomputation are chosen together, and no divisor of the rows is faster.
+#[test]
+fn rows_are_chosen_with_recomputation() {
+    let machine = single("h200");
+    let open = Workload {
+        auto_rows: true,
+        auto_recompute: true,
+        strategy: StrategyName::Ddp,
+        ..workload("7b", 16, 2048)
+    };
+    let table = strategy_table(&open, &machine);
+    let chosen = &table.chosen().choices;
+    assert!(table.choice.fits && chosen.rows < 16, "{chosen}");
+    assert_eq!(chosen.rows * chosen.num_micro_batches, 16);
+    for rows in [1, 2, 4, 8, 16] {
+        let fixed = Workload { auto_rows: false, ..open.with_rows(rows) };
+        let row = strategy_table(&fixed, &machine).chosen().clone();
+        assert!(!row.fits || row.prediction.step_seconds >= 0.998 * chosen.step_seconds, "{rows}: {chosen}");
+    }
+    let next = table.next.as_ref().unwrap();
+    assert!(next.step_seconds >= 0.999 * chosen.step_seconds && next != chosen, "{next}");
+    assert_text("rows_chosen_with_recomputation", strategies_text(&table));
+}
+
+/// Fewer rows are not tried where all of them fit and nothing is spent to save memory.
+#[test]
+fn all_rows_fit() {
+    let open = Workload { auto_rows: true, auto_recompute: true, ..workload("90m", 8, 2048) };
+    let table = strategy_table(&open, &single("h200"));
+    assert_eq!((table.chosen().choices.rows, table.chosen().choices.num_micro_batches), (8, 1));
+}
+
+/// If nothing fits, the fewest rows need the least memory.
+#[test]
+fn too_few_rows_to_fit() {
+    let machine = Machine { budget: Bytes(8 << 30), ..single("h200") };
+    let open = Workload { auto_rows: true, strategy: StrategyName::Ddp, ..workload("1b", 4, 2048) };
+    let table = strategy_table(&open, &machine);
+    assert_eq!((table.choice.fits, table.chosen().choices.rows), (false, 1));
+}
+
 #[test]
 fn auto_without_room_names_the_smallest() {
     let machine = Machine { budget: Bytes(1 << 30), ..machine("a10", 1, 2, "100Gbps") };

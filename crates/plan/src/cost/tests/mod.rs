@@ -23,7 +23,11 @@ fn workspace(_: &ModelShape, bounds: &BatchBounds) -> Bytes {
 
 /// A run of a named size on GPUs in bf16, with `rows` rows of `len` tokens.
 fn workload(size: &str, rows: u32, len: usize) -> Workload<'static> {
-    let shape = ModelShape::named(size, 32_000).unwrap();
+    workload_of(&ModelShape::named(size, 32_000).unwrap(), rows, len)
+}
+
+/// A run of a model on GPUs in bf16, with `rows` rows of `len` tokens.
+fn workload_of(shape: &ModelShape, rows: u32, len: usize) -> Workload<'static> {
     let bounds =
         BatchBounds { tokens: rows as usize * len, docs: rows as usize, max_doc: len, shares_rows: false };
     let settings = ModelSettings {
@@ -40,11 +44,11 @@ fn workload(size: &str, rows: u32, len: usize) -> Workload<'static> {
         generation: None,
     };
     let needs = DeviceNeeds {
-        workspace_bytes: workspace(&shape, &bounds),
+        workspace_bytes: workspace(shape, &bounds),
         overhead_bytes: Bytes(936 << 20),
         host_overhead_bytes: Some(Bytes(1 << 30)),
     };
-    let model = ModelPlan::new(ModelRole::Policy, &shape, settings);
+    let model = ModelPlan::new(ModelRole::Policy, shape, settings);
     let input = PlanInput {
         prefetch: 1,
         ddp_bucket_bytes: Bytes(25 << 20),
@@ -55,6 +59,7 @@ fn workload(size: &str, rows: u32, len: usize) -> Workload<'static> {
         strategy: StrategyName::Auto,
         rows,
         order: None,
+        auto_rows: false,
         auto_recompute: false,
         auto_offload: false,
         workspace: &workspace,
