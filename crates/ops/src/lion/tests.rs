@@ -44,7 +44,8 @@ proptest! {
             }
             reference::update(&mut p, &mut m, &g, &with);
         }
-        prop_assert!(sure.iter().filter(|sure| !**sure).count() <= 5);
+        // Ten steps of 30 000 parameters have two of them on average.
+        prop_assert!(sure.iter().filter(|sure| !**sure).count() <= 5 + len / 1000);
         let mut same = SameBits::new();
         let grad = arena.output(len, DType::F32);
         for queue in queues() {
