@@ -151,7 +151,7 @@ impl Checkpoint {
                     for start in copy.tensor.clone().step_by(PART_ELEMS) {
                         let end = (start + PART_ELEMS).min(copy.tensor.end);
                         values.resize(end - start, 0.0);
-                        file.read_f32(&piece.tensor, from..from + values.len(), &mut values)?;
+                        file.read_numbers(&piece.tensor, from..from + values.len(), &mut values)?;
                         put(index, start..end, &values)?;
                         from += values.len();
                     }
@@ -183,7 +183,7 @@ impl Checkpoint {
             self.check_piece(name, piece, &file)?;
             for copy in piece.part.copy_ranges(&logical.shape, &elems) {
                 let into = copy.tensor.start - elems.start..copy.tensor.end - elems.start;
-                file.read_f32(&piece.tensor, copy.piece..copy.piece + into.len(), &mut out[into])?;
+                file.read_numbers(&piece.tensor, copy.piece..copy.piece + into.len(), &mut out[into])?;
             }
         }
         Ok(())

@@ -57,7 +57,7 @@ pub struct Export<'a> {
     pub files: &'a [(String, Vec<u8>)],
     /// The tensors, in the order in which they are written.
     pub tensors: &'a [TensorSpec],
-    /// F32, BF16 or F16. Narrowing rounds to nearest, ties to even.
+    /// F32, BF16 or F16. Narrowing rounds to nearest, bf16 with ties away from zero.
     pub dtype: DType,
     /// The size limit of a shard. Only a single tensor that is larger exceeds it.
     pub shard_limit: Bytes,

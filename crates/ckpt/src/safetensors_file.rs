@@ -127,8 +127,28 @@ impl SafetensorsFile {
     /// # Panics
     /// If the range is outside the tensor, or `out` does not have its length.
     pub fn read_f32(&self, name: &str, elems: Range<usize>, out: &mut [f32]) -> Result<(), CkptError> {
+        self.read_as_f32(name, elems, out, convert::is_float)
+    }
+
+    /// As [`SafetensorsFile::read_f32`]; the tensor may also be 8-bit codes, which become numbers from 0 to 255.
+    pub(crate) fn read_numbers(
+        &self,
+        name: &str,
+        elems: Range<usize>,
+        out: &mut [f32],
+    ) -> Result<(), CkptError> {
+        self.read_as_f32(name, elems, out, convert::convertible)
+    }
+
+    fn read_as_f32(
+        &self,
+        name: &str,
+        elems: Range<usize>,
+        out: &mut [f32],
+        is_readable: impl Fn(DType) -> bool,
+    ) -> Result<(), CkptError> {
         let info = self.require(name)?;
-        let dtype = info.dtype.filter(|dtype| convert::convertible(*dtype));
+        let dtype = info.dtype.filter(|dtype| is_readable(*dtype));
         let dtype = dtype.ok_or_else(|| self.unreadable(info))?;
         assert_eq!(elems.len(), out.len(), "{} elements of `{name}` into {}", elems.len(), out.len());
         let chunk_elems = CHUNK_BYTES / dtype.size();
@@ -317,7 +337,7 @@ fn check(name: String, entry: Entry, data_start: u64) -> Result<TensorInfo, Safe
         let (shape, dtype) = (entry.shape, entry.dtype);
         return Err(SafetensorsFault::Size { tensor: name, shape, dtype, needed, given });
     }
-    let supported = [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32];
+    let supported = [DType::F32, DType::BF16, DType::F16, DType::F64, DType::U32, DType::I16, DType::U8];
     let dtype = supported.into_iter().find(|dtype| dtype.safetensors_name() == entry.dtype);
     Ok(TensorInfo { name, dtype, dtype_name: entry.dtype, shape, bytes: range.0..range.1, elem_bits })
 }

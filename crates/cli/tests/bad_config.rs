@@ -192,7 +192,7 @@ fn momentum_of_the_wrong_optimizer() {
     assert_snapshot!(refused(&["optim=sgd", "nesterov=true"], 64), @r"error: argument nesterov=true: `nesterov` must be false unless `momentum` is above 0, found true");
     assert_snapshot!(refused(&["optim=muon"], 64), @r"
     error: argument optim=muon: `optim: muon` is not implemented yet
-      hint: use `optim: adamw`, `sgd` or `lion`.
+      hint: use `optim: adamw`, `adamw_8bit`, `sgd` or `lion`.
     ");
 }
 

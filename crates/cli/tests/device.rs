@@ -29,12 +29,12 @@ fn a_7b_model_within_44_gib() {
     let words = ["states", "parameters, bf16", "gradients", "moments", "total"];
     let kept = |line: &&str| words.iter().any(|w| line.contains(w));
     assert_snapshot!(below_the_strategies(text).lines().filter(kept).collect::<Vec<_>>().join("\n"), @r"
-    offload   optimizer states of the last 25 of 34 units
+    offload   optimizer states of the last 23 of 34 units
         parameters, bf16                      12.1 GiB           -           -
-        gradients, f32                        6.04 GiB    18.1 GiB           -
-        Adam moments, f32                     12.1 GiB    36.2 GiB           -
+        gradients, f32                        7.54 GiB    16.6 GiB           -
+        Adam moments, f32                     15.1 GiB    33.2 GiB           -
         gradients before offload              1.51 GiB           -           -
-    total                                     41.6 GiB    73.6 GiB           -
+    total                                     43.9 GiB    67.6 GiB           -
     ");
 }
 
@@ -47,9 +47,8 @@ fn a_7b_model_recomputes_little() {
     let (text, _) = text.split_once("\nfingerprint ").unwrap();
     let kept = |line: &&str| ["recompute", "saved", "total"].iter().any(|w| line.contains(w));
     assert_snapshot!(below_the_strategies(text).lines().filter(kept).collect::<Vec<_>>().join("\n"), @r"
-    recompute full in the first 5 blocks, selective in the last 27
-        activations saved for backward        17.5 GiB           -           -
-    total                                      129 GiB    1.02 GiB           -
+        activations saved for backward        30.2 GiB           -           -
+    total                                      130 GiB    1.02 GiB           -
     ");
 }
 

@@ -54,7 +54,7 @@ fn bad_configurations() {
     message("other_syntax_error", &with("seed: 1: 2\n"), "train run.yaml");
     message("wrong_type", &with("seed: many\n"), "train run.yaml");
     message("contradiction", &with("fp16: true\nbf16: true\n"), "train run.yaml");
-    message("value_of_another_trainer", &with("optim: adamw_8bit\n"), "train run.yaml");
+    message("value_of_another_trainer", &with("optim: paged_adamw_8bit\n"), "train run.yaml");
     message("everything_missing", &Folder::new("seed: 1\n"), "train run.yaml");
     let run = Folder::new(RUN);
     message("no_such_config", &run, "train nope.yaml");

@@ -395,17 +395,21 @@ fn auto() {
 }
 
 /// Settings of `optim` and `freeze` for runs that are interrupted and resumed.
-const TRAINED: [&[&str]; 4] = [
+const TRAINED: [&[&str]; 7] = [
     &["optim=sgd", "momentum=0.9", "nesterov=true"],
     &["optim=sgd"],
     &["optim=lion", "weight_decay=0.1"],
     &["freeze=[model.layers.0, '*k_proj', lm_head]"],
+    // Masters are remainders beside their weights, and whole in another memory.
+    &["bf16=true"],
+    &["bf16=true", "optim=adamw_8bit"],
+    &["bf16=true", "master_weights=none", "optimizer_state_dtype=bf16"],
 ];
 
 /// A run that is resumed on other ranks, with another strategy and other offload, is bit-identical to one without an
 /// interruption.
 #[test]
-fn other_optimizers_and_frozen_tensors_reshard() {
+fn other_optimizers_formats_and_frozen_tensors_reshard() {
     for trained in TRAINED {
         // The learning rate does not depend on the number of steps.
         let common =
@@ -428,8 +432,9 @@ fn other_optimizers_and_frozen_tensors_reshard() {
         };
         let (one, other) = (losses(&whole), losses(&parts));
         assert_eq!(one.len(), 4, "{trained:?}");
-        // Sums over ranks and over micro-batches are grouped differently.
-        let close = one.iter().zip(&other).all(|(a, b)| (a - b).abs() <= 2e-6 * a.abs());
+        // Sums over ranks and over micro-batches are grouped differently, and bf16 weights amplify that.
+        let tolerance = if trained.contains(&"bf16=true") { 2e-3 } else { 2e-6 };
+        let close = one.iter().zip(&other).all(|(a, b)| (a - b).abs() <= tolerance * a.abs());
         assert!(close, "{trained:?}: {one:?} and {other:?}");
         // From the same checkpoint on, everything is bit-identical.
         let second = Folder::new(RUN);
@@ -447,10 +452,14 @@ fn other_optimizers_and_frozen_tensors_reshard() {
 fn another_optimizer() {
     assert_snapshot!(refused(|_| {}, &["optim=lion"], 64), @r"
     error: out/checkpoints/step-4: the checkpoint's optimizer state is exp_avg and exp_avg_sq, but lion needs exp_avg
-    hint: resume with the optimizer and momentum of the original run, or start a new run from its model folder.
+    hint: resume with the optimizer, momentum and `optimizer_state_dtype` of the original run, or start a new run from its model folder.
+    ");
+    assert_snapshot!(refused(|_| {}, &["optim=adamw_8bit"], 64), @r"
+    error: out/checkpoints/step-4: the checkpoint's optimizer state is exp_avg and exp_avg_sq, but adamw needs exp_avg_codes and exp_avg_scales and exp_avg_sq_codes and exp_avg_sq_scales
+    hint: resume with the optimizer, momentum and `optimizer_state_dtype` of the original run, or start a new run from its model folder.
     ");
     assert_snapshot!(refused(|_| {}, &["optim=sgd"], 64), @r"
     error: out/checkpoints/step-4: the checkpoint's optimizer state is exp_avg and exp_avg_sq, but sgd needs none
-    hint: resume with the optimizer and momentum of the original run, or start a new run from its model folder.
+    hint: resume with the optimizer, momentum and `optimizer_state_dtype` of the original run, or start a new run from its model folder.
     ");
 }

@@ -233,7 +233,8 @@ keys! {
     Batch Exact "seed" = "42", "Random seed for initial weights, dropout and the data order.";
     Batch Exact "data_seed" = "null", "Random seed for the data order. Defaults to `seed`.";
 
-    Optim Word "optim" = "adamw", "Optimizer: `adamw` (or any full-precision name of it, such as `adamw_torch_fused`), `sgd` or `lion`.";
+    Optim Word "optim" = "adamw", "Optimizer: `adamw` (or any full-precision name of it, such as `adamw_torch_fused`), `sgd` or `lion`; `adamw_8bit` and `lion_8bit` are the same with `optimizer_state_dtype: int8`.";
+    Optim Word "optimizer_state_dtype" = "null", "Type of optimizer states: `fp32`, `bf16` (stochastic rounding) or `int8` (codes with a scale per 256 elements). Defaults to `fp32`.";
     Optim Exact "learning_rate" = "5e-5" {Reward: "1e-4", Dpo Grpo Rloo: "1e-6", Ppo: "3e-6"}, "Peak learning rate of the schedule.";
     Optim Word "lr_scaling" = "none", "Scale the learning rate with the number of ranks: `none`, `linear` (multiply by the number of ranks) or `sqrt` (multiply by its square root).";
     Optim Exact "adam_beta1" = "0.9", "First beta of AdamW or Lion.";
@@ -254,6 +255,9 @@ keys! {
     Precision Word "mixed_precision" = "null", "Compute precision: `fp32` (or `no`), `bf16`, `fp16`, or `auto` (bf16 on a GPU, fp32 on the CPU). Defaults to `fp32`.";
     Precision Map "bf16" = "null", "`true` is the same as `mixed_precision: bf16`. DeepSpeed's `{enabled: true}` works too.";
     Precision Map "fp16" = "null", "`true` is the same as `mixed_precision: fp16`. Also DeepSpeed's map: `enabled`, `loss_scale` (0 means dynamic), `initial_scale_power` (16), `loss_scale_window` (1000), `hysteresis` (2) and `min_loss_scale` (1).";
+
+    Precision Word "master_weights" = "fp32", "Master weights of bf16 training: `fp32`, or `none` to update the bf16 weights with stochastic rounding.";
+    Precision Word "gradient_dtype" = "fp32", "Type that gradients are kept in until the update: `fp32` or `bf16`. They are computed and summed over ranks in fp32; `bf16` needs one micro-batch per step.";
 
     Device Word "device" = "auto", "Device to train on: `cpu`, `cuda` or `auto`, which uses a GPU if one works. Rank n of a host uses the n-th GPU of CUDA_VISIBLE_DEVICES.";
     Device Exact "share_gpus" = "false", "Allow more ranks than GPUs on a host. The ranks share the GPUs, which is slow and meant for testing.";

@@ -440,7 +440,7 @@ impl<'m> View<'m> {
         never_fails(self.read(out));
     }
 
-    /// Copies values to the host as f32, whatever their storage type. After an error the contents of `out` are
+    /// Copies values to the host as f32, whatever their storage type; codes are numbers from 0 to 255. After an error the contents of `out` are
     /// unspecified.
     pub fn read_f32(&self, out: &mut [f32]) -> Result<(), GpuError> {
         fn convert<R: Real>(view: &View<'_>, out: &mut [f32]) -> Result<(), GpuError> {
@@ -461,7 +461,13 @@ impl<'m> View<'m> {
             DType::F32 => convert::<f32>(self, out),
             DType::BF16 => convert::<half::bf16>(self, out),
             DType::F16 => convert::<half::f16>(self, out),
-            other => panic!("{other} is not a float storage type"),
+            DType::U8 => {
+                let mut codes = vec![0u8; out.len()];
+                self.read(&mut codes)?;
+                out.iter_mut().zip(codes).for_each(|(out, code)| *out = code.into());
+                Ok(())
+            }
+            other => panic!("{other} is not a storage type of numbers"),
         }
     }
 
@@ -471,6 +477,7 @@ impl<'m> View<'m> {
             DType::F32 => self.write_rounded(values, f32::from_f32),
             DType::BF16 => self.write_rounded(values, <half::bf16 as Real>::from_f32),
             DType::F16 => self.write_rounded(values, <half::f16 as Real>::from_f32),
+            DType::U8 => self.write(&values.iter().map(|value| *value as u8).collect::<Vec<u8>>()),
             other => panic!("{other} is not a float storage type"),
         }
     }

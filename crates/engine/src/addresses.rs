@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use lockstep_core::rounding::{join, split};
 use lockstep_core::{Bytes, DType, Rank};
 use lockstep_device::{Device, Memory, OffloadFile, Queue, View};
 use lockstep_plan::{
@@ -54,7 +55,13 @@ fn host_memory(plan: &RunPlan, queue: &Queue) -> Result<Memory, EngineError> {
     let Device::Cuda(gpu) = queue.device() else { return Ok(memory) };
     let residents = &plan.residents[MemoryTier::Host as usize];
     let only_host = |kind: BufferKind| {
-        matches!(kind, BufferKind::ParamState { state: ParamState::Master | ParamState::Optimizer(_), .. })
+        matches!(
+            kind,
+            BufferKind::ParamState {
+                state: ParamState::Master | ParamState::Optimizer(_) | ParamState::Scales(_),
+                ..
+            }
+        )
     };
     let starts = residents.offsets.iter().map(|(_, start)| start.0 as usize);
     let ends = starts.clone().skip(1).chain([residents.bytes.0 as usize]);
@@ -163,6 +170,52 @@ impl Location {
         Ok(())
     }
 
+    /// Reads numbers of a two-byte type as they are. Call it between steps.
+    fn read_halves(&self, memories: &Memories, out: &mut [u16]) -> Result<(), EngineError> {
+        match self {
+            Location::Memory(address) => address.view(memories).read(out)?,
+            Location::File { offset, .. } => memories.offload_file().read_halves(*offset, out)?,
+        }
+        Ok(())
+    }
+
+    fn write_halves(&self, memories: &Memories, values: &[u16]) -> Result<(), EngineError> {
+        match self {
+            Location::Memory(address) => address.view(memories).write(values)?,
+            Location::File { offset, .. } => memories.offload_file().write_halves(*offset, values)?,
+        }
+        Ok(())
+    }
+
+    /// Reads master parameters from these remainders and their weights. Call it between steps.
+    pub(crate) fn read_masters(
+        &self,
+        weights: &Location,
+        memories: &Memories,
+        out: &mut [f32],
+    ) -> Result<(), EngineError> {
+        let (mut weight_bits, mut remainders) = (vec![0u16; out.len()], vec![0u16; out.len()]);
+        weights.read_halves(memories, &mut weight_bits)?;
+        self.read_halves(memories, &mut remainders)?;
+        for (out, (weight, remainder)) in out.iter_mut().zip(weight_bits.into_iter().zip(remainders)) {
+            *out = join(weight, remainder as i16);
+        }
+        Ok(())
+    }
+
+    /// Writes the remainders of master parameters, whose weights are written separately. Call it between steps.
+    pub(crate) fn write_remainders(&self, memories: &Memories, masters: &[f32]) -> Result<(), EngineError> {
+        let remainders: Vec<u16> = masters.iter().map(|master| split(*master).1 as u16).collect();
+        self.write_halves(memories, &remainders)
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        match self {
+            Location::Memory(address) => address.dtype,
+            Location::File { dtype, .. } => *dtype,
+        }
+    }
+
     /// As [`Location::write_f32`], with master parameters rounded to weights.
     pub(crate) fn write_weights(&self, memories: &Memories, masters: &[f32]) -> Result<(), EngineError> {
         match self {
@@ -238,6 +291,8 @@ fn through_host(
 pub(crate) struct ResidentAddress {
     pub(crate) location: Location,
     pub(crate) owned: Vec<OwnedPart>,
+    /// How many parameters share a stored number.
+    params_per_number: usize,
 }
 
 impl ResidentAddress {
@@ -247,12 +302,19 @@ impl ResidentAddress {
         let part = self.owned.iter().find(holds).unwrap_or_else(|| {
             panic!("[{start}, {end}) is not on this rank, which holds {:?}", self.owned);
         });
-        self.location.slice(part.local_start + start - part.start, end - start)
+        self.numbers(part.local_start + start - part.start, end - start)
     }
 
     /// The location of one owned part.
     pub(crate) fn part(&self, part: &OwnedPart) -> Location {
-        self.location.slice(part.local_start, part.elems())
+        self.numbers(part.local_start, part.elems())
+    }
+
+    /// The numbers of `elems` parameters from `start` on.
+    fn numbers(&self, start: usize, elems: usize) -> Location {
+        let each = self.params_per_number;
+        assert!(start.is_multiple_of(each), "parameter {start} is in the middle of a block of {each}");
+        self.location.slice(start / each, elems.div_ceil(each))
     }
 }
 
@@ -276,7 +338,9 @@ impl UnitResidents {
             let id =
                 plan.find(BufferKind::ParamState { model: plan.input.weights_of(model), unit, state })?;
             let location = location_at(&plan.buffers[id.0 as usize], plan.resident_offset(id)?);
-            Some((state, ResidentAddress { location, owned: plan.input.owned(model, unit, state, rank) }))
+            let (owned, params_per_number) =
+                (plan.input.owned(model, unit, state, rank), state.params_per_number());
+            Some((state, ResidentAddress { location, owned, params_per_number }))
         };
         UnitResidents { residents: states.filter_map(resident).collect() }
     }

@@ -73,7 +73,7 @@ pub(crate) struct Shared {
     pub(crate) lanes: Lanes,
     pub(crate) rank: Rank,
     pub(crate) host_calls: AtomicU64,
-    pub(crate) dropout_seed: AtomicU64,
+    pub(crate) seed: AtomicU64,
     pub(crate) steps: StepStates,
     pub(crate) norm: Mutex<NormScratch>,
     /// Micro-batches whose outputs are being copied to the host, and their numbers of tokens.
@@ -130,7 +130,7 @@ impl Engine {
             lanes: Lanes::new(&threads),
             rank,
             host_calls: AtomicU64::new(1),
-            dropout_seed: AtomicU64::new(0),
+            seed: AtomicU64::new(0),
             steps: StepStates::new(),
             pending_outputs: Mutex::new(Vec::with_capacity(plan.input.num_micro_batches as usize)),
             poison: OnceLock::new(),
@@ -155,9 +155,10 @@ impl Engine {
         &self.shared.plan
     }
 
-    /// Sets the seed of dropout masks, which also depend on the step and the samples. It must be the same on all ranks.
-    pub fn set_dropout_seed(&mut self, seed: u64) {
-        self.shared.dropout_seed.store(seed, std::sync::atomic::Ordering::Relaxed);
+    /// Sets the seed of dropout masks, which also depend on the step and the samples, and of stochastic rounding, which also
+    /// depends on the update and the tensor. It must be the same on all ranks.
+    pub fn set_seed(&mut self, seed: u64) {
+        self.shared.seed.store(seed, std::sync::atomic::Ordering::Relaxed);
     }
 
     pub fn rank(&self) -> Rank {

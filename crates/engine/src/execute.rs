@@ -277,7 +277,7 @@ impl Shared {
             head_chunk: model.head_chunk_tokens,
             inverse_temperature: model.inverse_temperature(),
             dropout: inputs.samples.map(|samples| DropoutKey {
-                seed: self.dropout_seed.load(std::sync::atomic::Ordering::Relaxed),
+                seed: self.seed.load(std::sync::atomic::Ordering::Relaxed),
                 step: self.steps.of(run).updates.t as u32,
                 samples,
             }),

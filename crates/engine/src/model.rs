@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use lockstep_core::DType;
 use lockstep_core::rng::{Purpose, RngStream};
-use lockstep_plan::{ModelId, ModelPlan, ParamState, PhaseKind};
+use lockstep_plan::{ModelId, ModelPlan, ParamState, PhaseKind, StateFormat};
 use lockstep_shape::{Segment, UnitShape, WeightInit};
 
 use crate::addresses::ResidentAddress;
@@ -43,6 +43,12 @@ fn uniform(stream: RngStream, index: usize, bound: f32) -> f32 {
     // The middle of one of 2^24 intervals, so that the distribution is symmetric.
     let unit = ((word >> 8) as f32 + 0.5) / (1u32 << 24) as f32;
     (2.0 * unit - 1.0) * bound
+}
+
+/// The elements of the unit that `part` of a tensor's state belongs to. `part` counts stored numbers.
+fn param_range(segment: &Segment, state: ParamState, part: &Range<usize>) -> Range<usize> {
+    let each = state.params_per_number();
+    segment.start + part.start * each..segment.start + (part.end * each).min(segment.elems())
 }
 
 /// The states that a write to `state` sets: both copies of the parameters, so that they always agree.
@@ -112,13 +118,15 @@ impl<'e> Model<'e> {
         all.find(|(_, segment)| segment.name == name)
     }
 
-    /// The flat range of a tensor's state that this rank holds. `None`: the tensor has no such state. Empty: other ranks
-    /// hold it.
+    /// The flat range of a tensor's state that this rank holds, counted in stored numbers. `None`: the tensor has no such
+    /// state. Empty: other ranks hold it.
     pub fn owned(&self, unit: usize, segment: &Segment, state: ParamState) -> Option<Range<usize>> {
         let resident = self.resident(unit, segment, state)?;
         let (start, end) = (segment.start, segment.start + segment.elems());
         let part = resident.owned.iter().find(|p| p.start < end && start < p.end);
-        Some(part.map_or(0..0, |p| p.start.max(start) - start..p.end.min(end) - start))
+        let part = part.map_or(0..0, |p| p.start.max(start) - start..p.end.min(end) - start);
+        let each = state.params_per_number();
+        Some(part.start / each..part.end.div_ceil(each))
     }
 
     fn resident(&self, unit: usize, segment: &Segment, state: ParamState) -> Option<&'e ResidentAddress> {
@@ -156,8 +164,16 @@ impl<'e> Model<'e> {
         else {
             return Ok(false);
         };
-        let location = resident.range(segment.start + part.start, segment.start + part.end);
-        location.read_f32(&self.engine.shared.memories, &mut out[..part.len()])?;
+        let memories = &self.engine.shared.memories;
+        let range = param_range(segment, state, &part);
+        let (location, out) = (resident.range(range.start, range.end), &mut out[..part.len()]);
+        if location.dtype() == DType::I16 {
+            let weights =
+                self.resident(unit, segment, ParamState::Working).expect("every tensor has weights");
+            location.read_masters(&weights.range(range.start, range.end), memories, out)?;
+        } else {
+            location.read_f32(memories, out)?;
+        }
         Ok(true)
     }
 
@@ -252,7 +268,11 @@ impl ModelMut<'_> {
         updates: &UpdateSettings,
     ) -> Result<StepReport, EngineError> {
         let planned = self.as_ref().plan().optimizer;
-        assert_eq!(updates.rule.spec(), planned, "the plan is for another optimizer");
+        assert_eq!(
+            updates.rule.spec(),
+            planned.in_format(StateFormat::F32),
+            "the plan is for another optimizer"
+        );
         let engine = &mut *self.engine;
         let step = StepState::new(*updates, engine.loss_scale);
         let run = engine.run_phase(PhaseKind::Train, self.id, Some(step), &mut PhaseDriver::Step(driver))?;
@@ -356,11 +376,16 @@ impl ModelMut<'_> {
             if start < end {
                 let resident =
                     self.as_ref().resident(unit, segment, one).expect("an owned state is resident");
-                let location = resident.range(segment.start + start, segment.start + end);
+                let range = param_range(segment, one, &(start..end));
+                let location = resident.range(range.start, range.end);
                 let (memories, values) =
                     (&self.engine.shared.memories, &values[start - part.start..end - part.start]);
-                match one {
-                    ParamState::Working => location.write_weights(memories, values)?,
+                match (one, location.dtype()) {
+                    (_, DType::I16) => location.write_remainders(memories, values)?,
+                    // bf16 masters are weights, too.
+                    (ParamState::Working | ParamState::Master, _) => {
+                        location.write_weights(memories, values)?;
+                    }
                     _ => location.write_f32(memories, values)?,
                 }
             }

@@ -1,9 +1,12 @@
 //! Runs tasks other than the computation of units, on any lane: collectives, copies, the norm, updates.
 
+use std::sync::atomic::Ordering;
+
 use lockstep_comm::{CommError, GatherPart, MAX_OFFERS};
 use lockstep_core::Axis;
+use lockstep_core::rounding::RoundingBits;
 use lockstep_device::{Queue, View};
-use lockstep_ops::optimizer::{Params, State};
+use lockstep_ops::optimizer::{Params, RangeRounding, State};
 use lockstep_ops::{adamw, lion, reduce, sgd};
 use lockstep_plan::operation_text;
 
@@ -13,7 +16,7 @@ use crate::engine::Shared;
 use crate::error::EngineError;
 use crate::lanes::ScheduleRun;
 use crate::step::StepState;
-use crate::task::{Gather, Reduce, Task, Update, UpdateRange};
+use crate::task::{Gather, ParamAddresses, Reduce, StateAddress, Task, TensorRange, Update, UpdateRange};
 
 impl Shared {
     /// Runs the task of operation `i`.
@@ -29,6 +32,12 @@ impl Shared {
                     return Ok(());
                 }
                 return pairs.iter().try_for_each(|(from, to)| from.copy_to(to, &self.memories, queue));
+            }
+            Task::Round(pairs) => {
+                for (from, to) in pairs {
+                    reduce::copy(queue, to.view(&self.memories), from.view(&self.memories));
+                }
+                Ok(())
             }
             Task::Add(pairs) => {
                 for (from, to) in pairs {
@@ -131,10 +140,24 @@ impl Shared {
         let decision = self.update_decision().filter(|_| queue.cuda().is_some());
         let weight_decay = if range.decays { updates.weight_decay as f32 } else { 0.0 };
         let view = |address: &Address| address.view(&self.memories);
-        let state = |i: usize| range.states[i].as_ref().map(|address| State::from(view(address)));
+        let state = |i: usize| {
+            range.states[i].as_ref().map(|StateAddress { values, scales }| match scales {
+                Some(scales) => State::Blockwise { codes: view(values), absmax: view(scales) },
+                None => State::Float(view(values)),
+            })
+        };
         let must = |i: usize| state(i).expect("the plan has the states of this rule");
-        let (master, working) = (view(&range.master), range.working.as_ref().map(view));
-        let (params, grad, rounding) = (Params::Master { master, working }, view(&range.grad), None);
+        let params = match &range.params {
+            ParamAddresses::Master { master, working } => {
+                Params::Master { master: view(master), working: working.as_ref().map(view) }
+            }
+            ParamAddresses::Split { weight, remainder } => {
+                Params::Split { weight: view(weight), remainder: view(remainder) }
+            }
+            ParamAddresses::Stochastic { weight, .. } => Params::Stochastic { weight: view(weight) },
+        };
+        let rounding = range.tensor.map(|tensor| self.range_rounding(tensor, updates.t));
+        let grad = view(&range.grad);
         match updates.rule {
             UpdateRule::AdamW { betas, eps } => {
                 let rates = adamw::Hyperparams::at(updates.t, updates.lr, betas, eps, step.clip);
@@ -154,5 +177,15 @@ impl Shared {
                 lion::update(queue, range, &rates, decision);
             }
         }
+        if let ParamAddresses::Stochastic { weight, copy: Some(copy) } = &range.params {
+            reduce::copy(queue, view(copy), view(weight));
+        }
+    }
+
+    /// The random bits of a range in update `t`.
+    fn range_rounding(&self, tensor: TensorRange, t: u64) -> RangeRounding {
+        let name = &self.model().units[tensor.unit as usize].segments[tensor.segment as usize].name;
+        let seed = self.seed.load(Ordering::Relaxed);
+        RangeRounding { bits: RoundingBits::new(seed, t, name), first_elem: tensor.first_elem }
     }
 }

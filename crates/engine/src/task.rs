@@ -1,9 +1,9 @@
 //! Turns each operation of a schedule into a task for this rank: addresses instead of buffer names.
 
-use lockstep_core::{Axis, Bytes, DType, Elems, Rank};
+use lockstep_core::{ALIGN_ELEMS, Axis, Bytes, DType, Rank, padded_elems};
 use lockstep_plan::{
-    Axes, BufferId, CopyEnd, CopyPayload, MemoryTier, ModelPlan, Op, OpKind, OptimizerSpec, OwnedPart,
-    ParamState, Phase, ReduceInto, RunPlan, SpanId, SpanPart,
+    Axes, BufferId, CopyEnd, CopyPayload, MasterFormat, MemoryTier, ModelPlan, Op, OpKind, OptimizerSpec,
+    OwnedPart, ParamState, Phase, ReduceInto, RunPlan, SpanId, SpanPart, StateFormat,
 };
 use lockstep_shape::{FlatParam, UnitShape};
 
@@ -29,6 +29,8 @@ pub(crate) enum Task {
         /// Whether the copy writes resident states, which a skipped update must not change.
         writes_states: bool,
     },
+    /// Rounds this rank's shard of a gradient into a buffer.
+    Round(Vec<(Address, Address)>),
     /// Adds staged gradients to the sums of earlier micro-batches on the host.
     Add(Vec<(Address, Address)>),
     Squares(Vec<Squares>),
@@ -78,25 +80,85 @@ pub(crate) struct Update {
     pub(crate) write_backs: Vec<(Location, Location)>,
 }
 
-/// A range of elements that all have weight decay, or all have none.
+/// A range of elements that all have weight decay, or all have none. With stochastic rounding they are of one tensor.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UpdateRange {
-    pub(crate) master: Address,
-    pub(crate) working: Option<Address>,
+    pub(crate) params: ParamAddresses,
     pub(crate) grad: Address,
     /// As many as the optimizer has, then `None`.
-    pub(crate) states: [Option<Address>; OptimizerSpec::MAX_STATES],
+    pub(crate) states: [Option<StateAddress>; OptimizerSpec::MAX_STATES],
     pub(crate) decays: bool,
+    /// Set if something is stored with stochastic rounding.
+    pub(crate) tensor: Option<TensorRange>,
+}
+
+/// Where the parameters of an update are, as [`lockstep_ops::optimizer::Params`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ParamAddresses {
+    Master {
+        master: Address,
+        working: Option<Address>,
+    },
+    Split {
+        weight: Address,
+        remainder: Address,
+    },
+    /// The updated weights are then copied to `copy`, if the working copy is in another memory.
+    Stochastic {
+        weight: Address,
+        copy: Option<Address>,
+    },
+}
+
+/// Where an optimizer state is: its numbers or codes, and the scales of codes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StateAddress {
+    pub(crate) values: Address,
+    pub(crate) scales: Option<Address>,
+}
+
+/// The tensor that a range lies in, and the index in it of the range's first element.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TensorRange {
+    pub(crate) unit: u32,
+    pub(crate) segment: u32,
+    pub(crate) first_elem: usize,
+}
+
+impl ParamAddresses {
+    fn slice(&self, start: usize, elems: usize) -> ParamAddresses {
+        let part = |address: Address| address.slice(start, elems);
+        match *self {
+            ParamAddresses::Master { master, working } => {
+                ParamAddresses::Master { master: part(master), working: working.map(part) }
+            }
+            ParamAddresses::Split { weight, remainder } => {
+                ParamAddresses::Split { weight: part(weight), remainder: part(remainder) }
+            }
+            ParamAddresses::Stochastic { weight, copy } => {
+                ParamAddresses::Stochastic { weight: part(weight), copy: copy.map(part) }
+            }
+        }
+    }
+}
+
+impl StateAddress {
+    fn slice(&self, start: usize, elems: usize) -> StateAddress {
+        StateAddress {
+            values: self.values.slice(start, elems),
+            scales: self.scales.map(|scales| scales.slice(start / ALIGN_ELEMS, elems / ALIGN_ELEMS)),
+        }
+    }
 }
 
 impl UpdateRange {
-    fn slice(&self, start: usize, elems: usize, decays: bool) -> UpdateRange {
+    fn slice(&self, start: usize, elems: usize, decays: bool, tensor: Option<TensorRange>) -> UpdateRange {
         UpdateRange {
-            master: self.master.slice(start, elems),
-            working: self.working.map(|address| address.slice(start, elems)),
+            params: self.params.slice(start, elems),
             grad: self.grad.slice(start, elems),
-            states: self.states.map(|state| state.map(|address| address.slice(start, elems))),
+            states: self.states.map(|state| state.map(|state| state.slice(start, elems))),
             decays,
+            tensor,
         }
     }
 }
@@ -148,6 +210,7 @@ impl TaskBuilder<'_> {
                 writes_states: to == CopyEnd::Resident
                     && matches!(payload, CopyPayload::Params | CopyPayload::OptimizerStates),
             },
+            OpKind::Round { unit, into } => Task::Round(self.rounded(unit, self.buffer(into))),
             OpKind::Add { span, from, .. } => Task::Add(self.additions(span, self.buffer(from))),
             OpKind::Squares { span, leaves } => Task::Squares(self.squares(span, leaves)),
             OpKind::ClipNorm { axes } => Task::ClipNorm(axes),
@@ -273,6 +336,17 @@ impl TaskBuilder<'_> {
         reduce
     }
 
+    /// The parts of a unit's gradient that this rank updates, and their places in a buffer that holds only these.
+    fn rounded(&self, unit: u32, into: Address) -> Vec<(Address, Address)> {
+        let whole = self.addresses.units[unit as usize].grad_target.expect("a trained unit has a gradient");
+        let own = self.grad(unit).owned.iter();
+        own.map(|own| {
+            let from = own.trained_start.expect("only trained parameters have gradients");
+            (whole.slice(from, own.elems()), into.slice(own.local_start, own.elems()))
+        })
+        .collect()
+    }
+
     /// Staged gradients and the sums they are added to.
     fn additions(&self, span: SpanId, staging: Address) -> Vec<(Address, Address)> {
         let SpanPart { unit, start, end } = self.only_part(span);
@@ -329,14 +403,31 @@ impl TaskBuilder<'_> {
                     self.update_on_host(unit, &own, staging.as_ref(), &mut update)
                 }
             };
-            for group in shape.groups.iter().filter(|group| group.trained_start.is_some()) {
-                let (start, end) = (group.start.max(own.start), group.end.min(own.start + own.elems));
-                if start < end {
-                    update.ranges.push(whole.slice(start - own.start, end - start, group.decay));
+            for (start, end, decays, segment) in self.uniform_ranges(shape) {
+                let (first, last) = (start.max(own.start), end.min(own.start + own.elems));
+                if first < last {
+                    let tensor =
+                        segment.map(|segment| TensorRange { unit, segment, first_elem: first - start });
+                    update.ranges.push(whole.slice(first - own.start, last - first, decays, tensor));
                 }
             }
         }
         update
+    }
+
+    /// The trained ranges of a unit that one call of the optimizer can update: start, end, whether they decay, and, if
+    /// something is rounded stochastically, the tensor.
+    fn uniform_ranges(&self, shape: &UnitShape) -> Vec<(usize, usize, bool, Option<u32>)> {
+        let input = &self.plan.input;
+        let rounds = input.masters == MasterFormat::None && input.storage == DType::BF16
+            || self.model().optimizer.format == StateFormat::Bf16;
+        if rounds {
+            let tensors = (0..).zip(&shape.segments).filter(|(_, segment)| segment.is_trained());
+            let end = |start: usize, elems: usize| start + padded_elems(elems);
+            return tensors.map(|(i, s)| (s.start, end(s.start, s.elems()), s.decay, Some(i))).collect();
+        }
+        let groups = shape.groups.iter().filter(|group| group.trained_start.is_some());
+        groups.map(|group| (group.start, group.end, group.decay, None)).collect()
     }
 
     /// The operands of one optimizer step; `address` returns where this rank has a state of it.
@@ -346,18 +437,30 @@ impl TaskBuilder<'_> {
         working: Address,
         address: impl Fn(ParamState) -> Option<Address>,
     ) -> UpdateRange {
+        let input = &self.plan.input;
         let master = address(ParamState::Master);
+        let params = match (input.master_dtype(self.phase.model, unit), master) {
+            (Some(DType::I16), Some(remainder)) => ParamAddresses::Split { weight: working, remainder },
+            (Some(DType::BF16), Some(weight)) => ParamAddresses::Stochastic { weight, copy: Some(working) },
+            (Some(_), Some(master)) => ParamAddresses::Master { master, working: Some(working) },
+            (None, None) if input.storage == DType::BF16 => {
+                ParamAddresses::Stochastic { weight: working, copy: None }
+            }
+            (None, None) => ParamAddresses::Master { master: working, working: None },
+            (dtype, _) => panic!("unit {unit} has masters {dtype:?}, at {master:?}"),
+        };
         let mut states = [None; OptimizerSpec::MAX_STATES];
-        for (to, state) in states.iter_mut().zip(self.model().optimizer.states()) {
-            *to = address(state);
-            assert!(to.is_some(), "unit {unit} has no {state:?}");
+        for (i, to) in (0..self.model().optimizer.states.len() as u8).zip(&mut states) {
+            let values = address(ParamState::Optimizer(i));
+            let values = values.unwrap_or_else(|| panic!("unit {unit} has no optimizer state {i}"));
+            *to = Some(StateAddress { values, scales: address(ParamState::Scales(i)) });
         }
         UpdateRange {
-            master: master.unwrap_or(working),
-            working: master.map(|_| working),
+            params,
             grad: address(ParamState::Grad).expect("a trained unit has a gradient"),
             states,
             decays: false,
+            tensor: None,
         }
     }
 
@@ -396,7 +499,7 @@ impl TaskBuilder<'_> {
             MemoryTier::Nvme => {
                 let staged = staging().params(own);
                 update.write_backs.push((Location::Memory(staged), resident));
-                if residents.resident(ParamState::Master).is_none() {
+                if self.plan.input.updates_read_working(self.phase.model, unit) {
                     update.fetches.push((resident, Location::Memory(staged)));
                 }
                 staged
@@ -430,6 +533,10 @@ impl TaskBuilder<'_> {
                 vec![(resident, Location::Memory(buffer.slice(0, resident.elems())))]
             }
             CopyPayload::Grad => self.gradient(span, buffer),
+            CopyPayload::RoundedGrad => {
+                let resident = self.grad(self.only_part(span).unit).location;
+                vec![(resident, Location::Memory(buffer.slice(0, resident.elems())))]
+            }
             CopyPayload::OptimizerStates => self.optimizer_states(span, buffer),
             CopyPayload::NormLeaves => unreachable!("norm leaves are not resident"),
         };
@@ -466,7 +573,7 @@ impl TaskBuilder<'_> {
                 })
                 .collect()
             }
-            CopyPayload::Params | CopyPayload::OptimizerStates => {
+            CopyPayload::Params | CopyPayload::RoundedGrad | CopyPayload::OptimizerStates => {
                 unreachable!("{payload:?} are copied from or to the resident copy")
             }
         }
@@ -547,35 +654,35 @@ struct HostStaging {
     storage: DType,
     /// The index of the piece's first element in the shard.
     start: usize,
+    elems: usize,
 }
 
 impl HostStaging {
     fn new(builder: &TaskBuilder, unit: u32, staging: Address, (start, end): (usize, usize)) -> HostStaging {
         let (input, model) = (&builder.plan.input, builder.phase.model);
         let on_disk = builder.model().placements.optimizer_tier == MemoryTier::Nvme;
-        let staged = if on_disk { input.optimizer_states(model, unit) } else { Vec::new() };
-        let mut at = Bytes::ZERO;
-        let states = staged.into_iter().map(|state| {
-            let (begin, dtype) = (at, input.resident(model, unit, state).2);
-            at += Elems((end - start) as u64).bytes(dtype);
-            (state, begin, dtype)
-        });
+        let (staged, params) = match on_disk {
+            true => input.staged_states(model, unit, end - start),
+            false => (Vec::new(), Bytes::ZERO),
+        };
+        let states = staged.into_iter().map(|(state, at)| (state, at, input.resident(model, unit, state).2));
         let states = states.collect();
-        HostStaging { staging, states, params: at, storage: input.storage, start }
+        HostStaging { staging, states, params, storage: input.storage, start, elems: end - start }
     }
 
     fn state(&self, state: ParamState, own: &OwnedRange) -> Address {
         let found = self.states.iter().find(|(one, ..)| *one == state);
         let (_, begin, dtype) = found.expect("one of the optimizer's states");
-        self.address(*begin, *dtype, own)
+        self.address(*begin, *dtype, own, state.params_per_number())
     }
 
     fn params(&self, own: &OwnedRange) -> Address {
-        self.address(self.params, self.storage, own)
+        self.address(self.params, self.storage, own, 1)
     }
 
-    fn address(&self, begin: Bytes, dtype: DType, own: &OwnedRange) -> Address {
-        let first = own.local_start - self.start;
-        self.staging.at(begin, first + own.elems, dtype).slice(first, own.elems)
+    fn address(&self, begin: Bytes, dtype: DType, own: &OwnedRange, params_per_number: usize) -> Address {
+        let (first, elems) =
+            ((own.local_start - self.start) / params_per_number, own.elems / params_per_number);
+        self.staging.at(begin, self.elems / params_per_number, dtype).slice(first, elems)
     }
 }

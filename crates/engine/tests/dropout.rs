@@ -76,7 +76,7 @@ fn recompute_and_threads_do_not_change_masks() {
             let run = |recompute, threads| {
                 let mut engine =
                     engine(&shape, &TestSetup { recompute, threads, storage, ..TestSetup::default() });
-                engine.set_dropout_seed(5);
+                engine.set_seed(5);
                 step(&mut engine, vec![batch(1)], 3)
             };
             let kept = run(Recompute::None, 2);
@@ -91,7 +91,7 @@ fn masks_depend_on_seed_step_and_sample_but_not_on_packing() {
     for shape in shapes() {
         let mut engine = engine(&shape, &TestSetup::default());
         let mut run = |seed, t, micro_batch: TestBatch| {
-            engine.set_dropout_seed(seed);
+            engine.set_seed(seed);
             step(&mut engine, vec![micro_batch], t).0.remove(0)
         };
         let whole = run(5, 3, batch(1));
@@ -127,7 +127,7 @@ fn scoring_uses_no_dropout() {
 fn gradients_match_finite_differences_under_a_fixed_mask() {
     for shape in shapes() {
         let mut engine = engine(&shape, &TestSetup::default());
-        engine.set_dropout_seed(9);
+        engine.set_seed(9);
         let loss = |engine: &mut Engine| {
             let mut window = TestObjective::new(vec![batch(2)]);
             engine
@@ -176,18 +176,18 @@ fn micro_batches_and_ranks_do_not_change_masks() {
     let denominator = whole.tokens.len() as f64;
     let one = {
         let mut engine = engine(&shape, &TestSetup::default());
-        engine.set_dropout_seed(5);
+        engine.set_seed(5);
         step(&mut engine, vec![whole.clone()], 3).1
     };
     let split = {
         let mut engine = engine(&shape, &TestSetup { num_micro_batches: 2, ..TestSetup::default() });
-        engine.set_dropout_seed(5);
+        engine.set_seed(5);
         step(&mut engine, vec![whole.select(&[2, 1]), whole.select(&[3, 0])], 3).1
     };
     assert_near(&split, &one, 2e-5);
     let setup = TestSetup { mesh: Mesh::on_one_node(2, 1), ..TestSetup::default() };
     let ranks = run_in_world(&shape, &setup, CarrierKind::Thread, None, &|engine: &mut Engine| {
-        engine.set_dropout_seed(5);
+        engine.set_seed(5);
         let mine = if engine.rank() == Rank(0) { [2, 1] } else { [3, 0] };
         let mut window = TestObjective { denominator, ..TestObjective::new(vec![whole.select(&mine)]) };
         engine.model_mut(ModelId::FIRST).train_step(&mut window, &UpdateSettings { t: 3, ..STILL }).unwrap();

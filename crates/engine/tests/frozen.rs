@@ -136,7 +136,7 @@ fn a_frozen_tied_table_is_not_trained_by_the_head() {
 fn frozen_tensors_have_the_same_bits_under_every_strategy() {
     let rule = UPDATES.rule;
     for (offset, frozen) in [(0, PATTERNS[0]), (1, PATTERNS[3])] {
-        let trained = CaseTraining { rule, frozen };
+        let trained = CaseTraining { rule, frozen, ..CaseTraining::ADAMW };
         let mut plain = Vec::new();
         for case in pairwise_cases().into_iter().skip(offset).step_by(2) {
             let base = case.baseline();

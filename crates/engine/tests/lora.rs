@@ -166,7 +166,7 @@ fn recomputation_changes_no_bit() {
             let run = |recompute: Recompute| {
                 let mut engine = engine(&shape, &TestSetup { recompute, ..TestSetup::default() });
                 fill_b(&mut engine);
-                engine.set_dropout_seed(11);
+                engine.set_seed(11);
                 let (objective, norm) = step(&mut engine);
                 let trained = tensors(&engine).into_iter().filter(|(_, s)| s.is_trained());
                 let grads: Vec<Vec<f32>> =
@@ -189,7 +189,7 @@ fn dropout_changes_only_what_adapters_add() {
         if fills {
             fill_b(&mut engine);
         }
-        engine.set_dropout_seed(11);
+        engine.set_seed(11);
         step(&mut engine).0.log_probs
     };
     assert!(run(0.3, false) == run(0.0, false), "B is zero");

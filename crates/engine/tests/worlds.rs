@@ -167,11 +167,9 @@ fn states(engine: &Engine) -> Vec<u32> {
             for state in std::iter::once(ParamState::Working)
                 .chain(engine.model(ModelId::FIRST).plan().optimizer.states())
             {
-                let mut values = vec![0f32; segment.elems()];
-                engine
-                    .model(ModelId::FIRST)
-                    .read_whole(u, segment, state, 0..segment.elems(), &mut values)
-                    .unwrap();
+                let numbers = segment.elems().div_ceil(state.params_per_number());
+                let mut values = vec![0f32; numbers];
+                engine.model(ModelId::FIRST).read_whole(u, segment, state, 0..numbers, &mut values).unwrap();
                 bits.extend(values.iter().map(|v| v.to_bits()));
             }
         }

@@ -1,7 +1,7 @@
 //! Which mesh axes a state is sharded over and a gradient is reduced over. Every collective and the gradient norm ask
 //! here; nothing else reads the mesh's axes.
 
-use lockstep_core::Axis;
+use lockstep_core::{Axis, DType};
 
 use crate::buffer::ParamState;
 use crate::input::{AccumulationOrder, Placement, PlanInput};
@@ -28,11 +28,16 @@ impl PlanInput {
     }
 
     /// The axes of the reductions that bring a unit's gradient to its accumulator, in order. On a single rank one
-    /// reduction adds micro-batches up, unless backward or the host already adds to the accumulator.
+    /// reduction adds micro-batches up or rounds the gradient, unless backward or the host already does.
     pub fn reductions(&self, model: ModelId, unit: u32) -> Axes {
         let axes = self.summed_over();
-        let single_rank = axes.is_empty() && self.order == AccumulationOrder::Reduced;
-        if single_rank && !self.grads_offloaded(model, unit) { &[Axis::World] } else { axes }
+        let needs_one = self.order == AccumulationOrder::Reduced || self.rounds_grads();
+        if axes.is_empty() && needs_one && !self.grads_offloaded(model, unit) { &[Axis::World] } else { axes }
+    }
+
+    /// Whether gradients are rounded after they are reduced. Backward and reductions compute in f32.
+    pub fn rounds_grads(&self) -> bool {
+        self.grad_dtype != DType::F32
     }
 
     /// The axes that updated parameters are all-gathered over: the optimizer is sharded over them, the parameters are

@@ -27,10 +27,13 @@ impl MemoryTier {
 pub enum ParamState {
     /// The copy that forward and backward read, in the storage type.
     Working,
-    /// The f32 copy that the optimizer updates. It exists where `Working` is narrower or on another device.
+    /// The f32 parameter that the optimizer updates, where `Working` is narrower or in another memory: all of it, or the 16
+    /// bits that a bf16 weight lacks ([`crate::PlanInput::master_dtype`]).
     Master,
     /// An optimizer state, as an index into [`crate::OptimizerSpec::states`].
     Optimizer(u8),
+    /// The scales of an optimizer state that is stored in 8 bits, one for each block of 256 parameters.
+    Scales(u8),
     Grad,
 }
 
@@ -52,6 +55,8 @@ pub enum BufferKind {
     UnshardedParams { model: ModelId, unit: u32 },
     /// A unit's gradient before it is reduced or offloaded: of one micro-batch, or of those summed so far.
     UnshardedGrad { model: ModelId, unit: u32 },
+    /// This rank's shard of a unit's gradient, rounded, until it is offloaded.
+    RoundedGrad { model: ModelId, unit: u32 },
     /// Partial sums of a reduction over ranks, one chunk each.
     ReduceScratch,
     /// A shard of parameters between the host and the device. Two buffers alternate, so that one is filled while the

@@ -8,7 +8,7 @@ use lockstep_shape::{
 
 use crate::buffer::{MemoryTier, ParamState};
 use crate::generation::GenerationBounds;
-use crate::optimizer::OptimizerSpec;
+use crate::optimizer::{MasterFormat, OptimizerSpec};
 use crate::schedule::ModelId;
 use crate::unit_layout::{Sizes, UnitLayout};
 
@@ -48,7 +48,7 @@ impl Placements {
         match state {
             ParamState::Working => self.params,
             ParamState::Grad => self.grads,
-            ParamState::Master | ParamState::Optimizer(_) => self.optimizer,
+            ParamState::Master | ParamState::Optimizer(_) | ParamState::Scales(_) => self.optimizer,
         }
     }
 }
@@ -450,6 +450,9 @@ pub struct PlanInput {
     pub allgather_bucket_elems: usize,
     /// The type that activations and working parameters are stored in.
     pub storage: DType,
+    pub masters: MasterFormat,
+    /// The type that reduced gradients are stored in until the update: f32, or bf16 if there is one micro-batch.
+    pub grad_dtype: DType,
     pub needs: DeviceNeeds,
     /// Whether the objective's coefficients are known before the head runs.
     pub coefficients_ahead: bool,
@@ -469,6 +472,8 @@ impl PlanInput {
             reduce_bucket_elems: 0,
             allgather_bucket_elems: 0,
             storage,
+            masters: MasterFormat::F32,
+            grad_dtype: DType::F32,
             needs,
             coefficients_ahead: true,
         }
@@ -491,8 +496,8 @@ impl PlanInput {
     pub fn resident(&self, model: ModelId, unit: u32, state: ParamState) -> (MemoryTier, usize, DType) {
         let num_shards = self.mesh.size_of(self.sharded_over(model, state));
         let flat_params = self.flat_params_with(model, unit, state);
-        let elems = flat_params.map(|flat| shard_range(flat.elems(), num_shards, 0).elems()).sum();
-        let plan = self.model(model);
+        let params: usize = flat_params.map(|flat| shard_range(flat.elems(), num_shards, 0).elems()).sum();
+        let (plan, elems) = (self.model(model), params / state.params_per_number());
         match state {
             ParamState::Working => (plan.placements.params_tier, elems, self.storage),
             // Gradients live where the optimizer reads them: on the host for updates on the host, even if the states
@@ -500,12 +505,16 @@ impl PlanInput {
             ParamState::Grad => {
                 let tier =
                     if self.grads_offloaded(model, unit) { MemoryTier::Host } else { MemoryTier::Device };
-                (tier, elems, DType::F32)
+                (tier, elems, self.grad_dtype)
             }
-            ParamState::Master => (self.optimizer_tier(model, unit), elems, DType::F32),
-            ParamState::Optimizer(i) => {
-                (self.optimizer_tier(model, unit), elems, plan.optimizer.states[i as usize].dtype)
+            ParamState::Master => {
+                let dtype = self.master_dtype(model, unit).unwrap_or(DType::F32);
+                (self.optimizer_tier(model, unit), elems, dtype)
             }
+            ParamState::Optimizer(_) => {
+                (self.optimizer_tier(model, unit), elems, plan.optimizer.format.dtype())
+            }
+            ParamState::Scales(_) => (self.optimizer_tier(model, unit), elems, DType::F32),
         }
     }
 
@@ -576,24 +585,56 @@ impl PlanInput {
         self.optimizer_tier(model, unit) != MemoryTier::Device
     }
 
-    /// Whether the optimizer keeps its own f32 copy of a unit: if the working copy is narrower, or one is on the
-    /// device and the other is not.
-    fn has_master(&self, model: ModelId, unit: u32) -> bool {
-        let params_tier = self.model(model).placements.params_tier;
-        self.storage != DType::F32
-            || (params_tier == MemoryTier::Device) != (self.optimizer_tier(model, unit) == MemoryTier::Device)
+    /// The type of what the optimizer keeps of a unit's parameters besides the working copy: f32 masters, the remainders of
+    /// bf16 weights (i16), or, without masters, bf16 weights in the optimizer's memory. `None`: it updates the working copy
+    /// and needs nothing else.
+    pub fn master_dtype(&self, model: ModelId, unit: u32) -> Option<DType> {
+        let on_device = |tier| tier == MemoryTier::Device;
+        let is_apart = on_device(self.model(model).placements.params_tier)
+            != on_device(self.optimizer_tier(model, unit));
+        match (self.storage, self.masters) {
+            (DType::BF16, MasterFormat::None) => is_apart.then_some(DType::BF16),
+            (DType::BF16, MasterFormat::F32) if !is_apart => Some(DType::I16),
+            (DType::F32, _) => is_apart.then_some(DType::F32),
+            _ => Some(DType::F32),
+        }
+    }
+
+    /// Whether an update of a unit reads its working copy.
+    pub fn updates_read_working(&self, model: ModelId, unit: u32) -> bool {
+        matches!(self.master_dtype(model, unit), None | Some(DType::I16))
     }
 
     /// The states that a unit's update reads and writes, besides the working copy.
     pub fn optimizer_states(&self, model: ModelId, unit: u32) -> Vec<ParamState> {
-        let master = self.has_master(model, unit).then_some(ParamState::Master);
+        let master = self.master_dtype(model, unit).map(|_| ParamState::Master);
         self.model(model).optimizer.states().chain(master).collect()
     }
 
     /// Bytes of all states that an update of `elems` elements of a unit needs.
     pub fn optimizer_state_bytes(&self, model: ModelId, unit: u32, elems: usize) -> usize {
         let states = self.optimizer_states(model, unit).into_iter();
-        states.map(|state| elems * self.resident(model, unit, state).2.size()).sum()
+        states.map(|state| self.state_bytes(model, unit, state, elems)).sum()
+    }
+
+    fn state_bytes(&self, model: ModelId, unit: u32, state: ParamState, elems: usize) -> usize {
+        elems / state.params_per_number() * self.resident(model, unit, state).2.size()
+    }
+
+    /// Where the states of `elems` elements of a unit lie in staging memory, and how many bytes that takes.
+    pub fn staged_states(
+        &self,
+        model: ModelId,
+        unit: u32,
+        elems: usize,
+    ) -> (Vec<(ParamState, Bytes)>, Bytes) {
+        let mut end = Bytes::ZERO;
+        let states = self.optimizer_states(model, unit).into_iter().map(|state| {
+            let start = end;
+            end = (end + Bytes(self.state_bytes(model, unit, state, elems) as u64)).align_to(64);
+            (state, start)
+        });
+        (states.collect(), end)
     }
 }
 

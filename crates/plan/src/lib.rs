@@ -43,7 +43,7 @@ pub use input::{
 };
 pub use memory::{MemoryPlan, last_uses, pack};
 pub use memory_table::{MemoryBreakdown, MemoryGroup, TierBytes, memory_table};
-pub use optimizer::{OptimizerSpec, OptimizerStateSpec};
+pub use optimizer::{MasterFormat, OptimizerSpec, StateFormat};
 pub use print::{operation_text, schedule_text};
 pub use resolve::{
     DeviceMemory, Hardware, ModelNeeds, RunNeeds, bounds, budget, chosen_strategy, default_budget,

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use lockstep_core::{Bytes, Elems};
+use lockstep_core::{Bytes, DType, Elems};
 use lockstep_shape::Recompute;
 
 use crate::buffer::{Buffer, BufferKind, MemoryTier, ParamState};
@@ -171,9 +171,9 @@ fn residents(plan: &PlanData) -> MemoryGroup {
 fn resident_row(plan: &PlanData, buffer: &Buffer) -> (u8, String) {
     let BufferKind::ParamState { model, state, .. } = buffer.kind else {
         return if buffer.kind == BufferKind::IoStaging {
-            (5, "input and output staging".into())
+            (7, "input and output staging".into())
         } else {
-            (4, "rotary tables".into())
+            (6, "rotary tables".into())
         };
     };
     let fraction = match plan.input.mesh.size_of(plan.input.sharded_over(model, state)) {
@@ -182,9 +182,14 @@ fn resident_row(plan: &PlanData, buffer: &Buffer) -> (u8, String) {
     };
     let (position, name) = match state {
         ParamState::Working => (0, "parameters"),
-        ParamState::Master => (1, "master parameters"),
-        ParamState::Grad => (2, "gradients"),
-        ParamState::Optimizer(_) => (3, plan.input.model(model).optimizer.title),
+        ParamState::Master => match buffer.dtype {
+            DType::I16 => (1, "remainders of masters"),
+            DType::BF16 => (1, "parameters of the optimizer"),
+            _ => (2, "master parameters"),
+        },
+        ParamState::Grad => (3, "gradients"),
+        ParamState::Optimizer(_) => (4, plan.input.model(model).optimizer.title),
+        ParamState::Scales(_) => (5, "scales of 8-bit codes"),
     };
     (position, format!("{name}, {}{fraction}", buffer.dtype))
 }
@@ -223,6 +228,7 @@ fn transient_name(plan: &PlanData, phase: &Phase, kind: BufferKind) -> &'static 
             "gradients before offload"
         }
         BufferKind::UnshardedGrad { .. } => "gradients before reduction",
+        BufferKind::RoundedGrad { .. } => "gradients before offload",
         BufferKind::GradStaging { .. } => "gradient staging on the host",
         BufferKind::ReduceScratch => "reduction scratch",
         BufferKind::ParamStaging { .. } => "parameter staging",

@@ -81,6 +81,9 @@ fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
             let text = format!("{}{}", operands.reduce_text(span, axis, into), micro_batch_text(micro_batch));
             return (text, operands.reduced_bytes(span, axis).to_string());
         }
+        OpKind::Round { unit, .. } => {
+            format!("round gradient of {} to {}", operands.unit(unit), plan.input.grad_dtype)
+        }
         OpKind::Add { span, micro_batch, .. } => {
             let text = format!("add gradient of {}{}", operands.span(span), micro_batch_text(micro_batch));
             return (text, operands.bytes(span, DType::F32).to_string());
@@ -163,6 +166,7 @@ impl OperandPrinter<'_> {
         let is_sharded = input.sharded_over(self.phase.model, ParamState::Grad).contains(&axis);
         let name = if is_sharded { "reduce-scatter" } else { "all-reduce" };
         let text = match input.mesh.size(axis) {
+            1 if input.rounds_grads() => return format!("round gradient of {span} to {}", input.grad_dtype),
             1 => return format!("accumulate {span}"),
             n if input.mesh.replicate > 1 => format!("{name} {span} over {n} ranks ({axis})"),
             n => format!("{name} {span} over {n} ranks"),
@@ -186,8 +190,8 @@ impl OperandPrinter<'_> {
                 let bytes = Elems(shard_elems as u64).bytes(input.storage);
                 (format!("parameters of {}", self.span(span)), tier(ParamState::Working), bytes)
             }
-            CopyPayload::Grad => {
-                let bytes = Elems(elems as u64).bytes(DType::F32);
+            CopyPayload::Grad | CopyPayload::RoundedGrad => {
+                let bytes = Elems(elems as u64).bytes(input.grad_dtype);
                 (format!("gradient of {}", self.span(span)), tier(ParamState::Grad), bytes)
             }
             CopyPayload::OptimizerStates => {

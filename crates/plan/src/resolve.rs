@@ -2,7 +2,7 @@
 //! rank.
 
 use lockstep_config::{
-    self as config, AlgorithmName, Offload, OptimConfig, OptimizerName, RunConfig, StrategyName,
+    self as config, AlgorithmName, Offload, OptimConfig, OptimizerName, RunConfig, StateDtype, StrategyName,
 };
 use lockstep_core::{Bytes, DType, Mesh};
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute, pattern_matches, units};
@@ -15,7 +15,7 @@ use crate::input::{
     AccumulationOrder, BatchBounds, DeviceNeeds, ModelPlan, ModelRole, ModelSettings, Placement, Placements,
     PlanInput,
 };
-use crate::optimizer::OptimizerSpec;
+use crate::optimizer::{MasterFormat, OptimizerSpec, StateFormat};
 use crate::run_plan::PlanError;
 use crate::schedule::ModelId;
 use crate::strategy;
@@ -105,6 +105,7 @@ pub fn resolve(
         return Err(PlanError::ParamOffload { strategy: name.to_string() });
     }
     let storage = storage(config.precision, hardware.device);
+    let (masters, grad_dtype) = parameter_formats(&config.optim, storage, needs.num_micro_batches)?;
     let policy_freeze = freeze(config, policy)?;
     let mut models: Vec<ModelPlan> = Vec::new();
     for model in &needs.models {
@@ -133,6 +134,8 @@ pub fn resolve(
         reduce_bucket_elems: p.reduce_bucket_size as usize,
         allgather_bucket_elems: p.allgather_bucket_size as usize,
         coefficients_ahead: needs.coefficients_ahead,
+        masters,
+        grad_dtype,
         ..PlanInput::single_rank(models, storage, device_needs(config, &needs.models, hardware))
     };
     if let Some(ratio) = p.offload_ratio {
@@ -225,6 +228,31 @@ pub fn optimizer_spec(optim: &OptimConfig) -> OptimizerSpec {
         OptimizerName::Sgd => OptimizerSpec::SGD_MOMENTUM,
         OptimizerName::Lion => OptimizerSpec::LION,
     }
+    .in_format(match optim.state_dtype {
+        StateDtype::F32 => StateFormat::F32,
+        StateDtype::Bf16 => StateFormat::Bf16,
+        StateDtype::Int8 => StateFormat::Int8,
+    })
+}
+
+/// How masters and gradients are kept, which depends on the storage type and the micro-batches of a step.
+fn parameter_formats(
+    optim: &OptimConfig,
+    storage: DType,
+    num_micro_batches: u32,
+) -> Result<(MasterFormat, DType), PlanError> {
+    if !optim.master_weights && storage != DType::BF16 {
+        return Err(PlanError::NoMasters { storage });
+    }
+    if optim.gradient_dtype != DType::F32 {
+        match (storage, num_micro_batches) {
+            (DType::F16, _) => return Err(PlanError::ScaledGradients),
+            (_, 1) => {}
+            _ => return Err(PlanError::RoundedGradients { num_micro_batches }),
+        }
+    }
+    let masters = if optim.master_weights { MasterFormat::F32 } else { MasterFormat::None };
+    Ok((masters, optim.gradient_dtype))
 }
 
 /// The name of a tensor's module: suggestions show that, not the tensor.

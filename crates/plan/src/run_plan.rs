@@ -89,6 +89,12 @@ pub enum PlanError {
     UnmatchedFreezePattern { pattern: String, closest: Option<String> },
     #[error("`recompute: auto` recomputes as little as fits into memory, but the memory size is unknown")]
     NoBudget,
+    #[error("`master_weights: none` is for bf16 weights; this run's weights are {storage}")]
+    NoMasters { storage: DType },
+    #[error("`gradient_dtype: bf16` needs one micro-batch per step, but there are {num_micro_batches}")]
+    RoundedGradients { num_micro_batches: u32 },
+    #[error("`gradient_dtype: bf16` does not work with fp16, whose loss scaling needs fp32 gradients")]
+    ScaledGradients,
     #[error("`offload_param` needs sharded parameters (zero3 or full_shard), but the strategy is {strategy}")]
     ParamOffload { strategy: String },
     #[error(
@@ -142,6 +148,16 @@ impl Fault for PlanError {
                 None => "`*` matches any text, as in `model.layers.*.mlp`; the name of a module matches all its tensors."
                     .into(),
             }),
+            PlanError::NoMasters { .. } => {
+                Some("Set `mixed_precision: bf16`, or `master_weights: fp32`.".into())
+            }
+            PlanError::RoundedGradients { .. } => Some(
+                "Every sum would be rounded. Set gradient_accumulation_steps to 1, or `gradient_dtype: fp32`."
+                    .into(),
+            ),
+            PlanError::ScaledGradients => {
+                Some("Set `gradient_dtype: fp32`, or train in bf16 (`mixed_precision: bf16`).".into())
+            }
             PlanError::NothingTrains => Some("Remove patterns from `freeze`.".into()),
             PlanError::ParamOffload { .. } | PlanError::HybridMesh { .. } => None,
         }

@@ -67,6 +67,8 @@ pub enum CopyPayload {
     Params,
     /// This rank's shard of a unit's gradient.
     Grad,
+    /// The same from a buffer that holds the shard alone, rounded.
+    RoundedGrad,
     /// All states that an update of elements `span` of the shard needs.
     OptimizerStates,
     /// Sums of squares of the gradients that are on the device.
@@ -154,6 +156,11 @@ pub enum OpKind {
         from: CopyEnd,
         to: CopyEnd,
         span: SpanId,
+    },
+    /// Rounds this rank's shard of a unit's gradient into a buffer that is then offloaded.
+    Round {
+        unit: u32,
+        into: BufferId,
     },
     /// Adds a micro-batch's gradient, staged on the host, to the sum of the earlier ones.
     Add {

@@ -5,7 +5,7 @@ use std::fmt;
 use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh, Rank, Step};
 use lockstep_engine::{UpdateRule, UpdateSettings};
-use lockstep_plan::{AccumulationOrder, MemoryTier};
+use lockstep_plan::{AccumulationOrder, MasterFormat, MemoryTier, StateFormat};
 use lockstep_shape::{ModelShape, Recompute};
 
 use crate::setup::TestSetup;
@@ -178,12 +178,20 @@ pub struct CaseTraining {
     pub rule: UpdateRule,
     /// Patterns of frozen tensors.
     pub frozen: &'static [&'static str],
+    pub masters: MasterFormat,
+    pub grad_dtype: DType,
+    pub states: StateFormat,
 }
 
 impl CaseTraining {
     /// All tensors are trained, with AdamW.
-    pub const ADAMW: CaseTraining =
-        CaseTraining { rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 }, frozen: &[] };
+    pub const ADAMW: CaseTraining = CaseTraining {
+        rule: UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 },
+        frozen: &[],
+        masters: MasterFormat::F32,
+        grad_dtype: DType::F32,
+        states: StateFormat::F32,
+    };
 }
 
 /// Runs a case with AdamW. See [`run_case_with`].
@@ -201,7 +209,13 @@ pub fn run_case_with(case: &Case, trained: CaseTraining) -> TrainingTrace {
 /// The same for another model, with a vocabulary of 101 tokens.
 pub fn run_case_of(shape: &ModelShape, case: &Case, trained: CaseTraining) -> TrainingTrace {
     let world = case.world();
-    let setup = TestSetup { optimizer: trained.rule.spec(), frozen: trained.frozen, ..case.setup() };
+    let setup = TestSetup {
+        optimizer: trained.rule.spec().in_format(trained.states),
+        masters: trained.masters,
+        grad_dtype: trained.grad_dtype,
+        frozen: trained.frozen,
+        ..case.setup()
+    };
     let micro_batch = |s: Step, rank: Rank, m: u32| {
         let seed = s.0 * 1000 + u64::from(m * world + rank.0);
         // One rank has an empty last micro-batch, which it must run nevertheless.

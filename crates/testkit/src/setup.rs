@@ -6,9 +6,9 @@ use lockstep_device::Queue;
 use lockstep_engine::{Engine, Resources};
 use lockstep_model::KernelBackend;
 use lockstep_plan::{
-    AccumulationOrder, BatchBounds, DeviceNeeds, GenerationBounds, KvPage, MemoryTier, ModelId, ModelPlan,
-    ModelRole, ModelSettings, OptimizerSpec, Placements, PlanInput, RecomputePolicy, RunPlan, build,
-    strategy,
+    AccumulationOrder, BatchBounds, DeviceNeeds, GenerationBounds, KvPage, MasterFormat, MemoryTier, ModelId,
+    ModelPlan, ModelRole, ModelSettings, OptimizerSpec, Placements, PlanInput, RecomputePolicy, RunPlan,
+    build, strategy,
 };
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
 
@@ -39,6 +39,8 @@ pub struct TestSetup {
     /// Divides the logits before the softmax.
     pub temperature: f32,
     pub optimizer: OptimizerSpec,
+    pub masters: MasterFormat,
+    pub grad_dtype: DType,
     /// Patterns of frozen tensors.
     pub frozen: &'static [&'static str],
     pub decay_norms: bool,
@@ -76,6 +78,8 @@ impl Default for TestSetup {
             channels: Channels::LOG_PROB,
             temperature: 1.0,
             optimizer: OptimizerSpec::ADAMW,
+            masters: MasterFormat::F32,
+            grad_dtype: DType::F32,
             frozen: &[],
             decay_norms: false,
             evaluates: false,
@@ -113,6 +117,8 @@ pub fn input(shape: &ModelShape, setup: &TestSetup) -> PlanInput {
         reduce_bucket_elems: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
         allgather_bucket_elems: if setup.prefetch.is_multiple_of(2) { 40_000 } else { 0 },
         coefficients_ahead: setup.coefficients_ahead,
+        masters: setup.masters,
+        grad_dtype: setup.grad_dtype,
         ..PlanInput::single_rank(vec![model], setup.storage, needs)
     }
 }

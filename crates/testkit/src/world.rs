@@ -203,10 +203,11 @@ fn run_rank(
                 if state != ParamState::Working && !segment.is_trained() {
                     continue;
                 }
-                let mut values = vec![0f32; segment.elems()];
+                let numbers = segment.elems().div_ceil(state.params_per_number());
+                let mut values = vec![0f32; numbers];
                 engine
                     .model(ModelId::FIRST)
-                    .read_whole(u, segment, state, 0..segment.elems(), &mut values)
+                    .read_whole(u, segment, state, 0..numbers, &mut values)
                     .expect("a state");
                 trace.states.extend(values.iter().map(|v| v.to_bits()));
             }

@@ -294,7 +294,7 @@ impl TrainError {
         use TrainError::*;
         let text = match self {
             OtherOptimizer { .. } => {
-                "Resume with the optimizer and momentum of the original run, or start a new run from its model folder."
+                "Resume with the optimizer, momentum and `optimizer_state_dtype` of the original run, or start a new run from its model folder."
             }
             OutputInUse { .. } => {
                 "Set resume_from_checkpoint: true to continue that run, overwrite_output_dir: true to delete its \

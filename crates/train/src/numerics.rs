@@ -15,7 +15,8 @@ use lockstep_device::cuda::Gpu;
 use lockstep_device::{Amx, c_library};
 use lockstep_engine::Engine;
 use lockstep_plan::{
-    AccumulationOrder, DeviceMemory, ModelId, RunPlan, bounds, chosen_strategy, default_head_chunk_tokens,
+    AccumulationOrder, DeviceMemory, MasterFormat, ModelId, OptimizerSpec, PlanInput, RunPlan, StateFormat,
+    bounds, chosen_strategy, default_head_chunk_tokens,
 };
 use lockstep_shape::ModelShape;
 
@@ -83,8 +84,11 @@ impl NumericsFingerprint {
         fingerprint.add("device", if cuda.is_some() { "GPU" } else { "CPU" });
         fingerprint.add("math library", c_library());
         fingerprint.add("storage", input.storage.to_string());
-        fingerprint.add("gradients", "f32");
-        fingerprint.add("optimizer", format!("{}, f32 states", model.optimizer.name));
+        fingerprint.add("gradients", gradients(input));
+        fingerprint.add("optimizer", optimizer(&model.optimizer));
+        if input.masters == MasterFormat::None {
+            fingerprint.add("masters", "none, bf16 weights are rounded stochastically");
+        }
         fingerprint.add("matmul", matmul(config, input.storage, cuda.is_some()));
         fingerprint.add("head chunk", head_chunk_text(config, &model.shape, cuda.is_some()));
         fingerprint.add("gradient scaling", gradient_scaling(config.precision));
@@ -192,6 +196,22 @@ impl NumericsFingerprint {
             .filter(|difference| difference.then != difference.now)
             .collect()
     }
+}
+
+fn gradients(input: &PlanInput) -> String {
+    match input.rounds_grads() {
+        true => format!("f32, rounded to {} once summed", input.grad_dtype),
+        false => "f32".into(),
+    }
+}
+
+fn optimizer(spec: &OptimizerSpec) -> String {
+    let states = match spec.format {
+        StateFormat::F32 => "f32 states",
+        StateFormat::Bf16 => "bf16 states, rounded stochastically",
+        StateFormat::Int8 => "8-bit states in blocks of 256",
+    };
+    format!("{}, {states}", spec.name)
 }
 
 fn matmul(config: &RunConfig, storage: DType, on_gpu: bool) -> &'static str {

@@ -182,7 +182,7 @@ fn load_state(
         Some(checkpoint) => save::load_checkpoint(engine, checkpoint, identity, scale)?,
         None => Position::start(scale),
     };
-    engine.set_dropout_seed(seed);
+    engine.set_seed(seed);
     Ok((position, read))
 }
 

@@ -12,7 +12,7 @@ use lockstep_ckpt::{
 use lockstep_core::{DType, Rank, Step};
 use lockstep_data::Tokenizer;
 use lockstep_engine::{Engine, EngineError};
-use lockstep_plan::{ModelId, ModelRole, ParamState};
+use lockstep_plan::{ModelId, ModelRole, ParamState, StateFormat};
 use lockstep_shape::{Freeze, Head, ModelShape, Segment};
 use serde_json::{Map, Value};
 
@@ -34,6 +34,22 @@ struct SavedState {
     prefix: String,
 }
 
+impl SavedState {
+    /// Whether it is stored as 8-bit codes.
+    fn is_codes(&self, engine: &Engine) -> bool {
+        let format = engine.model(self.model).plan().optimizer.format;
+        matches!(self.state, ParamState::Optimizer(_)) && format == StateFormat::Int8
+    }
+
+    /// The shape of this state of a tensor. Scales are a list.
+    fn shape_of(&self, segment: &Segment) -> Vec<usize> {
+        match self.state.params_per_number() {
+            1 => segment.shape.clone(),
+            each => vec![segment.elems().div_ceil(each)],
+        }
+    }
+}
+
 /// The states that a checkpoint contains: the parameters and optimizer states of every trained model, and the
 /// parameters of a reference model that follows the policy.
 fn states(engine: &Engine, syncs_reference: bool) -> Vec<SavedState> {
@@ -46,11 +62,10 @@ fn states(engine: &Engine, syncs_reference: bool) -> Vec<SavedState> {
             other => format!("{}.", format!("{other:?}").to_lowercase()),
         };
         let optimizer = model.trains().then_some(model.optimizer);
-        let own = optimizer.into_iter().flat_map(|spec| {
-            let names: Vec<&'static str> = spec.states.iter().map(|state| state.name).collect();
-            names.into_iter().zip(spec.states().collect::<Vec<_>>())
-        });
-        let all: Vec<_> = std::iter::once(("model", ParamState::Working)).chain(own).collect();
+        let own = optimizer
+            .into_iter()
+            .flat_map(|spec| spec.states().map(move |state| (spec.name_of(state), state)));
+        let all: Vec<_> = std::iter::once(("model".to_string(), ParamState::Working)).chain(own).collect();
         let model = ModelId(i as u8);
         all.into_iter().map(move |(name, state)| SavedState {
             model,
@@ -139,7 +154,8 @@ pub(crate) fn save_checkpoint(
         if !pieces.is_empty() {
             let specs: Vec<PieceSpec> = pieces.iter().map(|p| p.spec.clone()).collect();
             let file = format!("{}-rank-{}.safetensors", saved.prefix, rank.0);
-            writer.write_pieces(&file, &specs, DType::F32, &mut |i, range, out| {
+            let dtype = if saved.is_codes(engine) { DType::U8 } else { DType::F32 };
+            writer.write_pieces(&file, &specs, dtype, &mut |i, range, out| {
                 let OwnedPiece { unit, segment, start, .. } = &pieces[i];
                 read_state(engine, &saved, *unit, segment, start + range.start..start + range.end, out)
             })?;
@@ -196,8 +212,8 @@ fn owned_pieces(engine: &Engine, saved: &SavedState) -> Vec<OwnedPiece> {
             continue;
         };
         let mut start = own.start;
-        for part in TensorBox::of_range(&segment.shape, own) {
-            let (elems, shape) = (part.elems(), segment.shape.clone());
+        for part in TensorBox::of_range(&saved.shape_of(&segment), own) {
+            let (elems, shape) = (part.elems(), saved.shape_of(&segment));
             let spec = PieceSpec { name: format!("{}/{}", saved.prefix, segment.name), shape, part };
             pieces.push(OwnedPiece { spec, unit, segment: segment.clone(), start });
             start += elems;
@@ -304,7 +320,7 @@ pub(crate) fn load_checkpoint(
                 held.push(0..0);
             }
             for elems in held {
-                let (name, shape) = (format!("{prefix}/{}", segment.name), segment.shape.clone());
+                let (name, shape) = (format!("{prefix}/{}", segment.name), one.shape_of(&segment));
                 wanted.push(TensorPart { name, shape, elems });
                 targets.push((*model, unit, segment.clone(), *state));
             }

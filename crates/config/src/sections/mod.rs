@@ -37,7 +37,7 @@ pub use groups::Groups;
 pub use grpo::{GrpoConfig, GrpoLoss, ImportanceSamplingLevel, SapoTemperatures, ScaleRewards, VespoParams};
 pub use lora::LoraConfig;
 pub use model::{InitialWeights, ModelConfig, ModelSource, NAMED_MODELS};
-pub use optim::{LrScaling, OptimConfig, OptimizerName, Warmup};
+pub use optim::{LrScaling, OptimConfig, OptimizerName, StateDtype, Warmup};
 pub use output::{OutputConfig, Resume, SaveStrategy};
 pub use plan::{AccumulationOrder, CarrierName, Offload, PlanConfig, Recompute, StrategyName};
 pub use ppo::{AdaptiveKl, KlEstimator, PpoConfig};

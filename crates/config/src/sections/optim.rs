@@ -1,5 +1,7 @@
 //! The optimizer and the learning-rate schedule.
 
+use lockstep_core::DType;
+
 use crate::reader::{Later, Reader};
 use crate::sections::schedule::{LrSchedulerType, ScheduleSettings};
 
@@ -7,6 +9,12 @@ use crate::sections::schedule::{LrSchedulerType, ScheduleSettings};
 #[derive(Clone, Debug, PartialEq)]
 pub struct OptimConfig {
     pub optimizer: OptimizerName,
+    /// The type of its states.
+    pub state_dtype: StateDtype,
+    /// Whether bf16 training has f32 master weights. Without them, updates round the weights stochastically.
+    pub master_weights: bool,
+    /// The type of gradients between their reduction and the update: f32 or bf16.
+    pub gradient_dtype: DType,
     /// SGD only.
     pub momentum: f64,
     /// SGD only.
@@ -25,6 +33,16 @@ pub struct OptimConfig {
     pub max_grad_norm: Option<f64>,
     pub lr_scheduler_type: LrSchedulerType,
     pub warmup: Warmup,
+}
+
+/// How optimizer states are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StateDtype {
+    F32,
+    /// With stochastic rounding.
+    Bf16,
+    /// 8-bit codes with a scale for every block of 256 elements.
+    Int8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,6 +78,9 @@ pub enum Warmup {
     Ratio(f64),
 }
 
+const GRADIENTS: [(&str, DType); 4] =
+    [("fp32", DType::F32), ("float32", DType::F32), ("bf16", DType::BF16), ("bfloat16", DType::BF16)];
+
 /// DeepSpeed's default.
 const DEEPSPEED_WARMUP: Warmup = Warmup::Steps(1000);
 
@@ -69,11 +90,8 @@ const OTHER_OPTIMIZERS: Later = Later(
         "adafactor",
         "adagrad",
         "rmsprop",
-        "lion_8bit",
         "lamb",
         "muon",
-        "adamw_8bit",
-        "adamw_bnb_8bit",
         "adamw_torch_8bit",
         "adamw_torch_4bit",
         "adamw_anyprecision",
@@ -88,7 +106,7 @@ const OTHER_OPTIMIZERS: Later = Later(
         "apollo_adamw",
         "onebitadam",
     ],
-    "use `optim: adamw`, `sgd` or `lion`.",
+    "use `optim: adamw`, `adamw_8bit`, `sgd` or `lion`.",
 );
 
 impl OptimConfig {
@@ -96,19 +114,32 @@ impl OptimConfig {
         // Implementations of the same full-precision arithmetic.
         let adamw =
             ["adamw", "adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw_apex_fused", "fused_adam"];
-        let others =
-            [("sgd", OptimizerName::Sgd), ("lion", OptimizerName::Lion), ("lion_32bit", OptimizerName::Lion)];
-        let names: Vec<(&str, OptimizerName)> =
-            adamw.map(|name| (name, OptimizerName::AdamW)).into_iter().chain(others).collect();
-        let optimizer = r.word("optim", &names, OTHER_OPTIMIZERS).unwrap_or(OptimizerName::AdamW);
+        use StateDtype::{F32, Int8};
+        let others = [
+            ("sgd", (OptimizerName::Sgd, F32)),
+            ("lion", (OptimizerName::Lion, F32)),
+            ("lion_32bit", (OptimizerName::Lion, F32)),
+            ("adamw_8bit", (OptimizerName::AdamW, Int8)),
+            ("adamw_bnb_8bit", (OptimizerName::AdamW, Int8)),
+            ("lion_8bit", (OptimizerName::Lion, Int8)),
+        ];
+        let names: Vec<_> =
+            adamw.map(|name| (name, (OptimizerName::AdamW, F32))).into_iter().chain(others).collect();
+        let named = r.word("optim", &names, OTHER_OPTIMIZERS);
+        let (optimizer, state_dtype) = named.unwrap_or((OptimizerName::AdamW, F32));
+        let state_dtype = read_state_dtype(r, state_dtype);
         let below_one = "at least 0 and below 1";
         let is_below_one = |x: f64| (0.0..1.0).contains(&x);
         let scalings = [("none", LrScaling::None), ("linear", LrScaling::Linear), ("sqrt", LrScaling::Sqrt)];
         let scaling_off = ["no", "off", "false"].map(|word| (word, LrScaling::None));
+        let masters = [("fp32", true), ("float32", true), ("none", false)];
         let (lr_scheduler_type, warmup) = read_schedule(r);
         let (momentum, nesterov) = read_momentum(r, optimizer);
         OptimConfig {
             optimizer,
+            state_dtype,
+            master_weights: r.word("master_weights", &masters, Later::NONE).unwrap_or(true),
+            gradient_dtype: r.word("gradient_dtype", &GRADIENTS, Later::NONE).unwrap_or(DType::F32),
             momentum,
             nesterov,
             freeze: r.list("freeze", "a list of patterns such as `model.layers.0` or `*mlp*`"),
@@ -135,6 +166,25 @@ impl OptimConfig {
             warmup,
         }
     }
+}
+
+/// Reads `optimizer_state_dtype`, which must not contradict the optimizer's name.
+fn read_state_dtype(r: &mut Reader<'_>, of_name: StateDtype) -> StateDtype {
+    let words = [
+        ("fp32", StateDtype::F32),
+        ("float32", StateDtype::F32),
+        ("bf16", StateDtype::Bf16),
+        ("bfloat16", StateDtype::Bf16),
+        ("int8", StateDtype::Int8),
+    ];
+    let (given, optim) = (r.given("optimizer_state_dtype"), r.given("optim"));
+    let Some(dtype) = r.word("optimizer_state_dtype", &words, Later::NONE) else { return of_name };
+    if let (true, Some(given), Some(optim)) =
+        (of_name == StateDtype::Int8 && dtype != StateDtype::Int8, given, optim)
+    {
+        r.conflict(&optim, &given, "an 8-bit optimizer has states of type `int8`; keep one.");
+    }
+    dtype
 }
 
 /// Reads `momentum` and `nesterov`, which only SGD uses.

@@ -62,6 +62,9 @@ fn defaults_are_those_of_the_reference_page() {
         config.optim,
         OptimConfig {
             optimizer: OptimizerName::AdamW,
+            state_dtype: StateDtype::F32,
+            master_weights: true,
+            gradient_dtype: lockstep_core::DType::F32,
             momentum: 0.0,
             nesterov: false,
             freeze: vec![],

@@ -278,12 +278,12 @@ fn schedule_not_implemented() {
 
 #[test]
 fn optimizer_not_implemented() {
-    insta::assert_snapshot!(refused("optim: adamw_bnb_8bit\n", &[]), @r"
-    run.yaml:3:8: `optim: adamw_bnb_8bit` is not implemented yet
+    insta::assert_snapshot!(refused("optim: paged_adamw_8bit\n", &[]), @r"
+    run.yaml:3:8: `optim: paged_adamw_8bit` is not implemented yet
       |
-    3 | optim: adamw_bnb_8bit
-      |        ^^^^^^^^^^^^^^
-      hint: use `optim: adamw`, `sgd` or `lion`.
+    3 | optim: paged_adamw_8bit
+      |        ^^^^^^^^^^^^^^^^
+      hint: use `optim: adamw`, `adamw_8bit`, `sgd` or `lion`.
     ");
 }
 

@@ -136,10 +136,27 @@ impl OffloadFile {
                 (DType::F32, [a, b, c, d]) => f32::from_ne_bytes([*a, *b, *c, *d]),
                 (DType::BF16, [a, b]) => bf16::from_ne_bytes([*a, *b]).to_f32(),
                 (DType::F16, [a, b]) => f16::from_ne_bytes([*a, *b]).to_f32(),
+                (DType::U8, [code]) => f32::from(*code),
                 _ => panic!("{dtype} is not a float storage type"),
             };
         }
         Ok(())
+    }
+
+    /// Reads numbers of a two-byte type as they are. Allocates, so it is for use between steps.
+    pub fn read_halves(&self, offset: u64, out: &mut [u16]) -> Result<(), OffloadFileError> {
+        let mut bytes = vec![0; size_of_val(out)];
+        self.transfer("read", bytes.len(), || self.file.read_exact_at(&mut bytes, offset))?;
+        for (out, bytes) in out.iter_mut().zip(bytes.as_chunks().0) {
+            *out = u16::from_ne_bytes(*bytes);
+        }
+        Ok(())
+    }
+
+    /// Writes numbers of a two-byte type as they are.
+    pub fn write_halves(&self, offset: u64, values: &[u16]) -> Result<(), OffloadFileError> {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_ne_bytes()).collect();
+        self.transfer("write", bytes.len(), || self.file.write_all_at(&bytes, offset))
     }
 
     /// Writes f32 values as elements of `dtype` from byte `offset` on, rounded with ties to even. Allocates, so it is for
@@ -166,6 +183,7 @@ impl OffloadFile {
                 DType::F32 => bytes.extend(value.to_ne_bytes()),
                 DType::BF16 => bytes.extend(to_bf16(*value).to_ne_bytes()),
                 DType::F16 => bytes.extend(f16::from_f32(*value).to_ne_bytes()),
+                DType::U8 => bytes.push(*value as u8),
                 _ => panic!("{dtype} is not a float storage type"),
             }
         }

@@ -1,31 +1,36 @@
+use half::bf16;
 use lockstep_core::ALIGN_ELEMS;
-use lockstep_device::{CpuQueue, View};
+use lockstep_device::{CpuQueue, Real, View};
+
+use crate::dispatch::with_real;
 
 const ELEMS_PER_ITEM: usize = 128 * ALIGN_ELEMS;
 
 pub(super) fn squared_sum_leaves(cpu: &CpuQueue, leaves: View, x: View) {
     each_part(cpu, x.len(), &|start, len| {
-        // SAFETY: items write disjoint leaves; x is only read.
-        let (leaves, x) = unsafe {
-            (
-                leaves.slice(start / ALIGN_ELEMS, len / ALIGN_ELEMS).as_mut::<f64>(),
-                x.slice(start, len).as_slice::<f32>(),
-            )
-        };
-        cpu.isa.run(
-            #[inline(always)]
-            || leaves_of(leaves, x),
-        );
+        with_real!(x.dtype(), R => {
+            // SAFETY: items write disjoint leaves; x is only read.
+            let (leaves, x) = unsafe {
+                (
+                    leaves.slice(start / ALIGN_ELEMS, len / ALIGN_ELEMS).as_mut::<f64>(),
+                    x.slice(start, len).as_slice::<R>(),
+                )
+            };
+            cpu.isa.run(
+                #[inline(always)]
+                || leaves_of(leaves, x),
+            );
+        });
     });
 }
 
 /// Each of eight lanes sums every eighth element in order; then the lanes are added pairwise.
 #[inline(always)]
-fn leaves_of(leaves: &mut [f64], x: &[f32]) {
+fn leaves_of<R: Real>(leaves: &mut [f64], x: &[R]) {
     for (leaf, block) in leaves.iter_mut().zip(x.as_chunks::<ALIGN_ELEMS>().0) {
         let mut lanes = [0f64; 8];
         for chunk in block.as_chunks::<8>().0 {
-            let wide = chunk.map(f64::from);
+            let wide = chunk.map(|value| f64::from(value.to_f32()));
             for (sum, value) in lanes.iter_mut().zip(wide) {
                 *sum = value.mul_add(value, *sum);
             }
@@ -73,6 +78,18 @@ fn add_part(sum: &mut [f32], x: &[f32]) {
 
 pub(super) fn copy(cpu: &CpuQueue, to: View, x: View) {
     each_part(cpu, x.len(), &|start, len| to.slice(start, len).copy_from_host(&x.slice(start, len)));
+}
+
+pub(super) fn round(cpu: &CpuQueue, to: View, x: View) {
+    each_part(cpu, x.len(), &|start, len| {
+        // SAFETY: items write disjoint parts of `to`; x is only read and does not overlap.
+        let (to, x) =
+            unsafe { (to.slice(start, len).as_mut::<bf16>(), x.slice(start, len).as_slice::<f32>()) };
+        cpu.isa.run(
+            #[inline(always)]
+            || to.iter_mut().zip(x).for_each(|(to, x)| *to = Real::from_f32(*x)),
+        );
+    });
 }
 
 pub(super) fn zero(cpu: &CpuQueue, x: View) {

@@ -30,8 +30,9 @@ fn kernel(cuda: &CudaQueue, name: &'static str) -> Option<&'static Kernel> {
 
 pub(super) fn squared_sum_leaves(cuda: &CudaQueue, leaves: View, x: View) {
     let launch = Launch::each(LEAF_THREADS * leaves.len());
+    let name = if x.dtype() == DType::BF16 { "squared_sum_leaves_bf16" } else { "squared_sum_leaves" };
     // SAFETY: these are the kernel's parameters; it writes a leaf for each block of x.
-    unsafe { cuda.launch(kernel(cuda, "squared_sum_leaves"), launch, args![leaves, x, leaves.len()]) };
+    unsafe { cuda.launch(kernel(cuda, name), launch, args![leaves, x, leaves.len()]) };
 }
 
 pub(super) fn sum_leaves(cuda: &CudaQueue, out: View, leaves: View) {
@@ -62,6 +63,15 @@ pub(super) fn add(cuda: &CudaQueue, sum: View, x: View) {
     let kernel = kernel(cuda, if vectorized { "add_vec" } else { "add" });
     // SAFETY: these are the kernel's parameters; both ranges have this length.
     unsafe { cuda.launch(kernel, Launch::each(threads), args![sum, x, sum.len() as u64]) };
+}
+
+pub(super) fn round(cuda: &CudaQueue, to: View, x: View) {
+    // Four elements of 16 and 8 bytes, if the addresses allow it.
+    let vectorized = views_aligned(&[to, x]);
+    let threads = if vectorized { x.len().div_ceil(vector_elems(DType::F32)) } else { x.len() };
+    let kernel = kernel(cuda, if vectorized { "round_bf16_vec" } else { "round_bf16" });
+    // SAFETY: these are the kernel's parameters; both ranges have this length.
+    unsafe { cuda.launch(kernel, Launch::each(threads), args![to, x, x.len() as u64]) };
 }
 
 /// sum\[cols\] += the rows of parts\[rows, cols\], in a fixed order.

@@ -6,21 +6,27 @@
 
 // leaves[i] = sum of x^2 over block i of LEAF elements, in f64. Each of eight threads sums every eighth element in
 // order, and their sums are added pairwise. This is the CPU's order, so the bits are the same.
-extern "C" __global__ void squared_sum_leaves(f64* leaves, const f32* x, u32 num_leaves) {
+template <typename R> __device__ __forceinline__ void sum_squares(f64* leaves, const R* x, u32 num_leaves) {
     const u32 thread = blockIdx.x * blockDim.x + threadIdx.x;
     const u32 leaf = thread / LEAF_THREADS, lane = thread % LEAF_THREADS;
     f64 sum = 0.0;
     if (leaf < num_leaves) {
-        const f32* from = x + (u64)leaf * LEAF + lane;
+        const R* from = x + (u64)leaf * LEAF + lane;
 #pragma unroll 16
         for (u32 i = 0; i < LEAF; i += LEAF_THREADS) {
-            const f64 value = from[i];
+            const f64 value = to_f32(from[i]);
             sum = fma(value, value, sum);
         }
     }
 #pragma unroll
     for (int offset = LEAF_THREADS / 2; offset > 0; offset /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, offset);
     if (leaf < num_leaves && lane == 0) leaves[leaf] = sum;
+}
+extern "C" __global__ void squared_sum_leaves(f64* leaves, const f32* x, u32 num_leaves) {
+    sum_squares(leaves, x, num_leaves);
+}
+extern "C" __global__ void squared_sum_leaves_bf16(f64* leaves, const bf16* x, u32 num_leaves) {
+    sum_squares(leaves, x, num_leaves);
 }
 
 // Returns the sum over the block's threads; `scratch` has a number for each thread.
@@ -79,6 +85,24 @@ template <int N> __device__ __forceinline__ void add_part(f32* sum, const f32* x
 // sum[len] += x[len].
 extern "C" __global__ void add(f32* sum, const f32* x, u64 len) { add_part<1>(sum, x, len); }
 extern "C" __global__ void add_vec(f32* sum, const f32* x, u64 len) { add_part<Vec16<f32>::N>(sum, x, len); }
+
+// A thread rounds N elements, the last one what remains.
+template <int N> __device__ __forceinline__ void round_part(bf16* to, const f32* x, u64 len) {
+    const u64 start = ((u64)blockIdx.x * blockDim.x + threadIdx.x) * N;
+    if (start + N <= len) {
+        const Chunk<f32, N> wide = load_chunk<N>(x + start);
+        Chunk<bf16, N> rounded;
+#pragma unroll
+        for (int i = 0; i < N; i++) rounded.at[i] = from_f32<bf16>(wide.at[i]);
+        store_chunk<N>(to + start, rounded);
+    } else {
+        for (u64 i = start; i < len; i++) to[i] = from_f32<bf16>(x[i]);
+    }
+}
+
+// to[len] = x[len], rounded to nearest, ties to even.
+extern "C" __global__ void round_bf16(bf16* to, const f32* x, u64 len) { round_part<1>(to, x, len); }
+extern "C" __global__ void round_bf16_vec(bf16* to, const f32* x, u64 len) { round_part<Vec16<f32>::N>(to, x, len); }
 
 // sum[cols] += the rows of parts[rows, cols]. A block has 32 columns; each of its 32 warps adds every 32nd row, and the
 // warps' sums are added pairwise.

@@ -1,4 +1,4 @@
-//! Sums over flat f32 ranges: squared norms, the step decision, and adding one range to another.
+//! Sums over flat ranges: squared norms, the step decision, adding one range to another, and copies that round.
 
 mod cpu;
 pub(crate) mod cuda;
@@ -16,7 +16,7 @@ pub(crate) use cuda::add_rows;
 pub fn squared_sum_leaves(queue: &Queue, leaves: View, x: View) {
     assert!(x.len().is_multiple_of(ALIGN_ELEMS), "{} elements are not whole blocks", x.len());
     assert_eq!((leaves.len(), leaves.dtype()), (x.len() / ALIGN_ELEMS, DType::F64), "one f64 leaf per block");
-    assert_eq!(x.dtype(), DType::F32, "x must be f32");
+    assert!(matches!(x.dtype(), DType::F32 | DType::BF16), "x must be f32 or bf16");
     leaves.assert_disjoint(&x);
     match queue {
         Queue::Cpu(cpu) => cpu::squared_sum_leaves(cpu, leaves, x),
@@ -56,11 +56,15 @@ pub fn add(queue: &Queue, sum: View, x: View) {
     }
 }
 
-/// to = x.
+/// to = x. From f32 to bf16 this rounds to nearest, ties to even.
 pub fn copy(queue: &Queue, to: View, x: View) {
-    assert_eq!((to.len(), to.dtype()), (x.len(), x.dtype()));
+    assert_eq!(to.len(), x.len());
+    let rounds = (x.dtype(), to.dtype()) == (DType::F32, DType::BF16);
+    assert!(rounds || to.dtype() == x.dtype(), "a copy from {} to {}", x.dtype(), to.dtype());
     to.assert_disjoint(&x);
     match queue {
+        Queue::Cpu(cpu) if rounds => cpu::round(cpu, to, x),
+        Queue::Cuda(cuda) if rounds => cuda::round(cuda, to, x),
         Queue::Cpu(cpu) => cpu::copy(cpu, to, x),
         Queue::Cuda(cuda) => cuda.copy(to, x),
     }

@@ -18,9 +18,10 @@ proptest! {
     #[test]
     fn leaves_fold_to_the_squared_norm(
         blocks in 1usize..300, cut in 0usize..300, picks in (0usize..9, 0usize..9), seed in any::<u64>(),
+        halves in any::<bool>(),
     ) {
         let arena = TestArena::new(seed);
-        let x = arena.normals(blocks * ALIGN_ELEMS, DType::F32);
+        let x = arena.normals(blocks * ALIGN_ELEMS, if halves { DType::BF16 } else { DType::F32 });
         let want = reference::square_sums(&values(x), ALIGN_ELEMS);
         let mut whole = Vec::new();
         for queue in queues() {
@@ -61,6 +62,10 @@ proptest! {
             add(&queue, sum.mat.view, x);
             prop_assert!(sum.bits() == want, "sums differ");
             same.check(&queue, vec![sum.bits(), bits(x)]);
+            let rounded = arena.output(len, DType::BF16);
+            copy(&queue, rounded, x);
+            let nearest = values(x).into_iter().map(|x| f64::from(half::bf16::from_f32(x as f32).to_f32()));
+            prop_assert!(values(rounded) == nearest.collect::<Vec<f64>>(), "not rounded to nearest");
             zero(&queue, sum.mat.view);
             prop_assert!(sum.bits().iter().all(|bits| *bits == 0), "not cleared");
         }

@@ -9,7 +9,8 @@ use crate::reduce;
 pub(super) fn run(harness: &Harness) -> Result<(), GpuError> {
     for leaves in [0, 1, 5, 4096, 4097, 20_000] {
         if harness.includes(leaves) {
-            sums(harness, leaves)?;
+            sums(harness, leaves, DType::F32)?;
+            sums(harness, leaves, DType::BF16)?;
         }
     }
     for (sum, max_norm) in [(16.0, Some(1.0)), (16.0, None), (0.01, Some(1.0)), (f64::INFINITY, Some(1.0))] {
@@ -23,9 +24,9 @@ pub(super) fn run(harness: &Harness) -> Result<(), GpuError> {
     Ok(())
 }
 
-fn sums(harness: &Harness, leaves: usize) -> Result<(), GpuError> {
-    harness.case(format!("squared norm, {leaves} blocks"), 1e-13, |case| {
-        let x = case.normals(leaves * ALIGN_ELEMS, DType::F32);
+fn sums(harness: &Harness, leaves: usize, dtype: DType) -> Result<(), GpuError> {
+    harness.case(format!("squared norm, {leaves} blocks of {dtype}"), 1e-13, |case| {
+        let x = case.normals(leaves * ALIGN_ELEMS, dtype);
         let (out, sum) = (case.output(leaves, DType::F64), case.output(1, DType::F64));
         reduce::squared_sum_leaves(case.queue, out, x);
         let got = case.values(out);
@@ -61,7 +62,11 @@ fn ranges(harness: &Harness, len: usize, offset: usize) -> Result<(), GpuError> 
         case.compare("sum", len, case.values(sum), || sums.iter().zip(&xs).map(|(sum, x)| sum + x).collect());
         let copy = case.output(len + offset, DType::F32).slice(offset, len);
         reduce::copy(case.queue, copy, x);
-        case.compare("copy", len, case.values(copy), || xs);
+        case.compare("copy", len, case.values(copy), || xs.clone());
+        let rounded = case.output(len + offset, DType::BF16).slice(offset, len);
+        reduce::copy(case.queue, rounded, x);
+        let nearest = |x: &f64| f64::from(half::bf16::from_f32(*x as f32).to_f32());
+        case.compare("rounded copy", len, case.values(rounded), || xs.iter().map(nearest).collect());
         let indices = case.indices(len, 1000);
         let (from, to) = (case.input_u32(&indices), case.output(len, DType::U32));
         reduce::copy(case.queue, to, from);

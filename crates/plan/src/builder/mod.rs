@@ -332,6 +332,7 @@ impl<'a> StepBuilder<'a> {
         !self.input.is_sharded(self.model, ParamState::Grad)
             && !self.grads_offloaded(unit)
             && self.input.order == AccumulationOrder::Local
+            && !self.input.rounds_grads()
     }
 
     fn grads_offloaded(&self, unit: u32) -> bool {

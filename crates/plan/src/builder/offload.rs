@@ -40,14 +40,26 @@ impl StepBuilder<'_> {
             copies.last().expect("a trained unit has a gradient")
         } else {
             let span = self.prefix_span(unit, shard_elems);
-            let (from, to) = (CopyEnd::Buffer(whole), CopyEnd::Resident);
-            let kind = OpKind::Copy { payload: CopyPayload::Grad, from, to, span };
-            self.emit(kind, Lane::Copy, vec![(whole, Access::Read), (resident, Access::Define)], &[])
+            let (from, payload) = match self.input.rounds_grads() {
+                true => (self.round_gradient(unit, whole, shard_elems), CopyPayload::RoundedGrad),
+                false => (whole, CopyPayload::Grad),
+            };
+            let kind = OpKind::Copy { payload, from: CopyEnd::Buffer(from), to: CopyEnd::Resident, span };
+            self.emit(kind, Lane::Copy, vec![(from, Access::Read), (resident, Access::Define)], &[])
         };
         if micro_batch + 1 == self.input.num_micro_batches {
             self.squares_on_host(unit);
         }
         last
+    }
+
+    /// Rounds this rank's shard of a gradient that is complete. Returns the buffer with the result.
+    fn round_gradient(&mut self, unit: u32, whole: BufferId, shard_elems: usize) -> BufferId {
+        let kind = BufferKind::RoundedGrad { model: self.model, unit };
+        let into = self.device(kind, shard_elems, self.input.grad_dtype);
+        let accesses = vec![(whole, Access::Read), (into, Access::Define)];
+        self.emit(OpKind::Round { unit, into }, Lane::Compute, accesses, &[]);
+        into
     }
 
     /// Copies one piece to a staging buffer on the host and adds it to the sum there.

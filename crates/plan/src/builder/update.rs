@@ -176,7 +176,7 @@ impl StepBuilder<'_> {
     fn host_staging(&mut self, piece: Piece, turn: u32) -> Option<BufferId> {
         let (elems, p) = (piece.end - piece.start, self.plan().placements);
         let states = match p.optimizer_tier {
-            MemoryTier::Nvme => self.input.optimizer_state_bytes(self.model, piece.unit, elems),
+            MemoryTier::Nvme => self.input.staged_states(self.model, piece.unit, elems).1.0 as usize,
             MemoryTier::Device | MemoryTier::Host => 0,
         };
         let params = if p.params_tier == MemoryTier::Host { 0 } else { elems * self.input.storage.size() };

@@ -42,7 +42,9 @@ impl MemoryByKind {
                 BufferKind::UnshardedParams { .. } | BufferKind::ParamStaging { .. } => {
                     kinds.parameters += buffer.bytes()
                 }
-                BufferKind::UnshardedGrad { .. } => kinds.gradients += buffer.bytes(),
+                BufferKind::UnshardedGrad { .. } | BufferKind::RoundedGrad { .. } => {
+                    kinds.gradients += buffer.bytes()
+                }
                 BufferKind::Residual { .. }
                 | BufferKind::ResidualGrad { .. }
                 | BufferKind::SavedActivations { .. }

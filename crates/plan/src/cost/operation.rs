@@ -78,13 +78,18 @@ pub fn demand(plan: &PlanData, phase: &Phase, op: &Op) -> OpDemand {
         }
         OpKind::Reduce { .. } => operands.reduction(op.kind),
         OpKind::Copy { payload, from, to, span } => operands.payload_copy(payload, from, to, span),
+        OpKind::Round { unit, .. } => {
+            let elems = plan.input.resident(phase.model, unit, ParamState::Grad).1;
+            let bytes = elems * (DType::F32.size() + plan.input.grad_dtype.size());
+            OpDemand::Device(Work::streaming(bytes as f64))
+        }
         OpKind::Add { span, .. } => {
             OpDemand::Host { bytes: 3.0 * operands.span_bytes(span, DType::F32).0 as f64 }
         }
         OpKind::Squares { span, .. } => {
             let shard = |unit: u32| plan.input.resident(phase.model, unit, ParamState::Grad).1;
             let elems: usize = phase.schedule.span(span).parts.iter().map(|part| shard(part.unit)).sum();
-            operands.on_lane(op.lane, (elems * DType::F32.size()) as f64)
+            operands.on_lane(op.lane, (elems * plan.input.grad_dtype.size()) as f64)
         }
         OpKind::ClipNorm { axes: [] } => operands.on_lane(op.lane, operands.accessed_bytes(op)),
         // Each rank sends one partial sum in f64.
@@ -147,8 +152,10 @@ impl Operands<'_> {
         let input = &self.plan.input;
         let sharded_over = input.sharded_over(self.phase.model, ParamState::Grad);
         let all = self.span_bytes(span, DType::F32).0 as f64;
+        let rounded = |bytes: f64| bytes + bytes / 4.0 * input.grad_dtype.size() as f64;
         if input.mesh.size(axis) == 1 {
-            return OpDemand::Device(Work::streaming(3.0 * all));
+            let bytes = if input.rounds_grads() { rounded(all) } else { 3.0 * all };
+            return OpDemand::Device(Work::streaming(bytes));
         }
         let shard = all / f64::from(input.mesh.size_of(sharded_over));
         let (collective, bytes) = match sharded_over.contains(&axis) {
@@ -158,6 +165,9 @@ impl Operands<'_> {
         };
         let local = match into {
             ReduceInto::Accumulator { fresh: false } => Work::streaming(3.0 * shard),
+            ReduceInto::Accumulator { fresh: true } if input.rounds_grads() => {
+                Work::streaming(rounded(shard))
+            }
             ReduceInto::Accumulator { fresh: true } | ReduceInto::InPlace => Work::none(),
         };
         OpDemand::Collective { collective, axes: axis_slice(axis), bytes, local }
@@ -172,9 +182,9 @@ impl Operands<'_> {
                 let (tier, shard_elems, dtype) = input.resident(model, unit, ParamState::Working);
                 (tier, Elems(elems.min(shard_elems) as u64).bytes(dtype))
             }
-            CopyPayload::Grad => {
-                let tier = input.resident(model, unit, ParamState::Grad).0;
-                (tier, Elems(elems as u64).bytes(DType::F32))
+            CopyPayload::Grad | CopyPayload::RoundedGrad => {
+                let (tier, _, dtype) = input.resident(model, unit, ParamState::Grad);
+                (tier, Elems(elems as u64).bytes(dtype))
             }
             CopyPayload::OptimizerStates => {
                 let bytes = input.optimizer_state_bytes(model, unit, elems) as u64;
@@ -218,13 +228,13 @@ impl Operands<'_> {
     }
 
     /// Bytes that an update of `elems` elements reads and writes: the gradient is read, every state is read and
-    /// written, and so are the parameters, unless the master copy is what is read.
+    /// written; parameters are written, and read where they are the masters or a part of them.
     fn update_bytes(&self, unit: u32, elems: usize) -> f64 {
         let (input, model) = (&self.plan.input, self.phase.model);
         let states = input.optimizer_state_bytes(model, unit, elems);
-        let has_master = input.optimizer_states(model, unit).contains(&ParamState::Master);
-        let params = elems * input.storage.size() * if has_master { 1 } else { 2 };
-        (elems * DType::F32.size() + 2 * states + params) as f64
+        let passes = if input.updates_read_working(model, unit) { 2 } else { 1 };
+        let params = elems * input.storage.size() * passes;
+        (elems * input.grad_dtype.size() + 2 * states + params) as f64
     }
 
     /// Generation at its bounds: every step reads all parameters and, on average, half of the KV cache.

@@ -307,7 +307,7 @@ fn precision() {
       |
     1 | {"steps_per_print": 1, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true}}
       |                                                                                   ^^^^
-      hint: remove it: master weights are always fp32.
+      hint: use `master_weights: none` and `gradient_dtype: bf16` in the YAML instead.
     "#);
     assert_snapshot!(deepspeed("{\"steps_per_print\": 1, \"amp\": {\"enabled\": true}}"), @r#"
     ds.json:1:43: `amp.enabled: true` is not implemented
