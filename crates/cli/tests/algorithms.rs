@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use crate::launch::{free_port, node, run_all};
 use crate::support::Folder;
 use crate::tensors;
 
@@ -117,6 +118,46 @@ fn strategies_agree_for_rloo() {
 #[test]
 fn strategies_agree_for_ppo() {
     strategies_agree("ppo");
+}
+
+/// In bf16 and fp16, with every algorithm: sharded, offloaded and in other formats of states, against ddp.
+#[test]
+fn half_precisions_agree() {
+    for algorithm in ["reward", "dpo", "grpo", "rloo", "ppo"] {
+        let folder = folder(algorithm);
+        let base = ["--nproc", "2", "per_device_train_batch_size=4", "max_steps=2"];
+        for precision in
+            [&["bf16=true"][..], &["fp16=true"], &["bf16=true", "master_weights=none", "optim=adamw_8bit"]]
+        {
+            let run = |settings: &[&str]| trained(&folder, &[&base[..], precision, settings].concat());
+            let ddp = run(&["strategy=ddp"]);
+            let sharded = run(&["strategy=zero3", "offload_optimizer=cpu", "recompute=full"]);
+            assert!(sharded == ddp, "{algorithm} {precision:?}: {:?}, ddp {:?}", sharded.1, ddp.1);
+        }
+    }
+}
+
+/// Two nodes of two ranks each: sharded inside a node and replicated over nodes, against ddp.
+#[test]
+fn hybrid_shard_agrees() {
+    for algorithm in ["reward", "dpo", "grpo", "ppo"] {
+        let folder = folder(algorithm);
+        let run = |strategy: &str| {
+            let _ = fs::remove_dir_all(folder.path("out"));
+            let port = free_port();
+            let (node, ranks) = (node(&folder, &port), ["--nproc-per-node", "2"]);
+            let start = |rank: &str| {
+                let mut command = node(rank, &ranks);
+                command.args(["max_steps=2", "per_device_train_batch_size=2", strategy]);
+                command
+            };
+            let ends = run_all(vec![start("0"), start("1")]);
+            assert!(ends.iter().all(|end| end.code == Some(0)), "{algorithm} {strategy}: {ends:#?}");
+            result(&folder)
+        };
+        let (ddp, hybrid) = (run("strategy=ddp"), run("strategy=hybrid_shard"));
+        assert!(hybrid == ddp, "{algorithm}: {:?}, ddp {:?}", hybrid.1, ddp.1);
+    }
 }
 
 /// The same global batch on other numbers of ranks, rows and micro-batches: the same completions, and losses that differ
