@@ -2,11 +2,12 @@
 //! alike under every strategy.
 
 use lockstep_core::DType;
+use lockstep_core::rng::{Purpose, RngStream};
 use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
 use lockstep_plan::{ModelId, ParamState};
 use lockstep_shape::{ALL_LINEAR, Architecture, Biases, Lora, ModelShape, Recompute, Segment};
 use lockstep_testkit::{
-    CaseTraining, TestBatch, TestObjective, TestSetup, engine, pairwise_cases, run_case_of,
+    CaseTraining, TestBatch, TestObjective, TestSetup, engine, pairwise_cases, run_case_of, score,
 };
 
 const UPDATES: UpdateSettings = UpdateSettings {
@@ -230,4 +231,57 @@ fn adapters_have_the_same_bits_under_every_strategy() {
         let (_, want) = plain.iter().find(|(known, _)| *known == base).expect("just run");
         assert!(run_case_of(&shape, &case, trained) == *want, "{case}: adapters differ from plain ddp");
     }
+}
+
+/// Documents in which every token has four equally likely successors: no model reaches a loss below ln 4.
+fn four_successors(documents: usize, seed: u64) -> TestBatch {
+    const LENGTH: usize = 30;
+    let total = documents * LENGTH;
+    let draw = |index: usize, below: u64| {
+        let stream = RngStream::new(seed, Purpose::Sampling, 0, 0);
+        stream.below(index as u32, below) as u32
+    };
+    let (mut tokens, mut targets) = (Vec::new(), Vec::new());
+    let mut token = draw(total, 101);
+    for index in 0..total {
+        let next = (7 * token + 11 * draw(index, 4) + 1) % 101;
+        tokens.push(token);
+        targets.push(next);
+        token = next;
+    }
+    let bounds = (0..=documents).map(|d| (d * LENGTH) as u32).collect();
+    TestBatch::new(tokens, targets, vec![1.0; total], bounds)
+}
+
+/// Adapters of full rank can express every update of their weights: training them ends where training the weights does.
+#[test]
+fn adapters_of_full_rank_reach_full_training() {
+    const STEPS: u64 = 400;
+    const OTHERS: &[&str] = &["*embed_tokens", "*norm", "*self_attn", "*gate_proj", "lm_head"];
+    let base = ModelShape { layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
+    let full_rank = base.dim.min(base.ffn);
+    let mut adapted = with_lora(&base, &["up_proj", "down_proj"], full_rank, 0.0);
+    adapted.lora.as_mut().expect("just set").alpha = full_rank as f64;
+    let held_out = four_successors(8, 1);
+    let trained = |shape: &ModelShape, frozen: &'static [&'static str], peak: f64| {
+        let setup = TestSetup { frozen, evaluates: true, poison: false, ..TestSetup::default() };
+        let mut engine = engine(shape, &setup);
+        let loss = |engine: &mut Engine| {
+            let log_probs = score(engine, &held_out);
+            -log_probs.iter().sum::<f32>() / log_probs.len() as f32
+        };
+        let before = loss(&mut engine);
+        for t in 1..=STEPS {
+            let mut window = TestObjective::new(vec![four_successors(8, 1 + t)]);
+            let lr = peak * (1.0 - (t - 1) as f64 / STEPS as f64);
+            let updates = UpdateSettings { t, lr, weight_decay: 0.0, ..UPDATES };
+            engine.model_mut(ModelId::FIRST).train_step(&mut window, &updates).unwrap();
+        }
+        (before, loss(&mut engine))
+    };
+    let (before, full) = trained(&base, OTHERS, 1e-2);
+    let (same, lora) = trained(&adapted, &[], 1e-2);
+    assert!(before == same && before > 4.0, "{before}, {same}");
+    assert!(full < 2.0, "{full}: full training did not learn");
+    assert!((lora / full - 1.0).abs() < 0.01, "adapters reach {lora}, full training {full}");
 }
