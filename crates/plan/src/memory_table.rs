@@ -171,9 +171,9 @@ fn residents(plan: &PlanData) -> MemoryGroup {
 fn resident_row(plan: &PlanData, buffer: &Buffer) -> (u8, String) {
     let BufferKind::ParamState { model, state, .. } = buffer.kind else {
         return if buffer.kind == BufferKind::IoStaging {
-            (7, "input and output staging".into())
+            (9, "input and output staging".into())
         } else {
-            (6, "rotary tables".into())
+            (8, "rotary tables".into())
         };
     };
     let fraction = match plan.input.mesh.size_of(plan.input.sharded_over(model, state)) {
@@ -182,14 +182,16 @@ fn resident_row(plan: &PlanData, buffer: &Buffer) -> (u8, String) {
     };
     let (position, name) = match state {
         ParamState::Working => (0, "parameters"),
+        ParamState::Codes | ParamState::ScaleCodes => (1, "4-bit weights"),
+        ParamState::ScaleTable => (2, "scales of 4-bit weights"),
         ParamState::Master => match buffer.dtype {
-            DType::I16 => (1, "remainders of masters"),
-            DType::BF16 => (1, "parameters of the optimizer"),
-            _ => (2, "master parameters"),
+            DType::I16 => (3, "remainders of masters"),
+            DType::BF16 => (3, "parameters of the optimizer"),
+            _ => (4, "master parameters"),
         },
-        ParamState::Grad => (3, "gradients"),
-        ParamState::Optimizer(_) => (4, plan.input.model(model).optimizer.title),
-        ParamState::Scales(_) => (5, "scales of 8-bit codes"),
+        ParamState::Grad => (5, "gradients"),
+        ParamState::Optimizer(_) => (6, plan.input.model(model).optimizer.title),
+        ParamState::Scales(_) => (7, "scales of 8-bit codes"),
     };
     (position, format!("{name}, {}{fraction}", buffer.dtype))
 }
@@ -223,7 +225,10 @@ fn transient_name(plan: &PlanData, phase: &Phase, kind: BufferKind) -> &'static 
         BufferKind::SavedActivations { .. } => "activations inside a unit",
         BufferKind::RecomputedActivations { .. } => "recomputed activations",
         BufferKind::Scratch => "scratch and workspace",
-        BufferKind::UnshardedParams { .. } => "gathered parameters",
+        BufferKind::UnshardedParams { model, unit } if plan.input.has_quantised(model, unit) => {
+            "dequantised weights"
+        }
+        BufferKind::UnshardedParams { .. } | BufferKind::GatheredState { .. } => "gathered parameters",
         BufferKind::UnshardedGrad { model, unit } if plan.input.grads_offloaded(model, unit) => {
             "gradients before offload"
         }

@@ -78,7 +78,7 @@ impl OptimizerSpec {
             }
             ParamState::Optimizer(i) => self.states[usize::from(i)].into(),
             ParamState::Scales(i) => format!("{}_scales", self.states[usize::from(i)]),
-            ParamState::Working | ParamState::Master | ParamState::Grad => {
+            _ => {
                 unreachable!("{state:?} is not a state of an optimizer")
             }
         }
@@ -86,11 +86,12 @@ impl OptimizerSpec {
 }
 
 impl ParamState {
-    /// How many parameters share one stored number.
+    /// How many parameters share one stored number, of states that are sharded as their parameters are. (The states of
+    /// 4-bit parameters are sharded by themselves: [`ParamState::elems_per_entry`].)
     pub const fn params_per_number(self) -> usize {
         match self {
             ParamState::Scales(_) => ALIGN_ELEMS,
-            ParamState::Working | ParamState::Master | ParamState::Optimizer(_) | ParamState::Grad => 1,
+            _ => 1,
         }
     }
 }

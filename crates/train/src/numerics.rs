@@ -15,10 +15,10 @@ use lockstep_device::cuda::Gpu;
 use lockstep_device::{Amx, c_library};
 use lockstep_engine::Engine;
 use lockstep_plan::{
-    AccumulationOrder, DeviceMemory, MasterFormat, ModelId, OptimizerSpec, PlanInput, RunPlan, StateFormat,
-    bounds, chosen_strategy, default_head_chunk_tokens,
+    AccumulationOrder, DeviceMemory, MasterFormat, ModelId, ModelPlan, OptimizerSpec, PlanInput, RunPlan,
+    StateFormat, bounds, chosen_strategy, default_head_chunk_tokens,
 };
-use lockstep_shape::ModelShape;
+use lockstep_shape::{ModelShape, UnitShape};
 
 use crate::error::TrainError;
 
@@ -84,6 +84,9 @@ impl NumericsFingerprint {
         fingerprint.add("device", if cuda.is_some() { "GPU" } else { "CPU" });
         fingerprint.add("math library", c_library());
         fingerprint.add("storage", input.storage.to_string());
+        if let Some(frozen) = frozen_weights(plan) {
+            fingerprint.add("frozen weights", frozen);
+        }
         fingerprint.add("gradients", gradients(input));
         fingerprint.add("optimizer", optimizer(&model.optimizer));
         if input.masters == MasterFormat::None {
@@ -212,6 +215,20 @@ fn optimizer(spec: &OptimizerSpec) -> String {
         StateFormat::Int8 => "8-bit states in blocks of 256",
     };
     format!("{}, {states}", spec.name)
+}
+
+/// The format of frozen weights that do not have the storage type.
+fn frozen_weights(plan: &RunPlan) -> Option<String> {
+    let has_quantised = |model: &ModelPlan| model.units.iter().any(UnitShape::has_quantised);
+    let models = &plan.input.models;
+    let quantised: Vec<String> =
+        models.iter().filter(|m| has_quantised(m)).map(|m| format!("{:?}", m.role).to_lowercase()).collect();
+    let format = "nf4, double quantised";
+    match quantised.len() {
+        0 => None,
+        count if count == models.len() => Some(format.into()),
+        _ => Some(format!("{format} ({})", quantised.join(", "))),
+    }
 }
 
 fn matmul(config: &RunConfig, storage: DType, on_gpu: bool) -> &'static str {

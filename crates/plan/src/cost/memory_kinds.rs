@@ -26,22 +26,24 @@ impl MemoryByKind {
     pub fn of(plan: &PlanData) -> MemoryByKind {
         let mut kinds = MemoryByKind { foreign: plan.input.needs.overhead_bytes, ..MemoryByKind::default() };
         for buffer in plan.buffers.iter().filter(|buffer| buffer.tier == MemoryTier::Device) {
-            match buffer.kind {
-                BufferKind::ParamState { state: ParamState::Working, .. } => {
+            let BufferKind::ParamState { state, .. } = buffer.kind else { continue };
+            match state {
+                ParamState::Working | ParamState::Codes | ParamState::ScaleCodes | ParamState::ScaleTable => {
                     kinds.parameters += buffer.bytes()
                 }
-                BufferKind::ParamState { state: ParamState::Grad, .. } => kinds.gradients += buffer.bytes(),
-                BufferKind::ParamState { .. } => kinds.optimizer += buffer.bytes(),
-                _ => {}
+                ParamState::Grad => kinds.gradients += buffer.bytes(),
+                ParamState::Master | ParamState::Optimizer(_) | ParamState::Scales(_) => {
+                    kinds.optimizer += buffer.bytes()
+                }
             }
         }
         let largest = plan.phases.iter().max_by_key(|phase| phase.memory.bytes);
         for id in largest.iter().flat_map(|phase| &phase.memory.peak) {
             let buffer = &plan.buffers[id.0 as usize];
             match buffer.kind {
-                BufferKind::UnshardedParams { .. } | BufferKind::ParamStaging { .. } => {
-                    kinds.parameters += buffer.bytes()
-                }
+                BufferKind::UnshardedParams { .. }
+                | BufferKind::GatheredState { .. }
+                | BufferKind::ParamStaging { .. } => kinds.parameters += buffer.bytes(),
                 BufferKind::UnshardedGrad { .. } | BufferKind::RoundedGrad { .. } => {
                     kinds.gradients += buffer.bytes()
                 }

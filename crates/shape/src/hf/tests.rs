@@ -1,5 +1,5 @@
 use super::*;
-use crate::Rope;
+use crate::{Rope, WeightFormat};
 
 const CONFIG: &str = r#"{"architectures":["LlamaForCausalLM"],"hidden_size":64,"num_attention_heads":4,
     "num_key_value_heads":2,"num_hidden_layers":2,"intermediate_size":96,"vocab_size":100,
@@ -38,6 +38,30 @@ fn unsupported_options_are_named() {
     insta::assert_snapshot!(text(with("hidden_size", r#""64""#)), @r#"config.json: `hidden_size` should be a positive integer, found "64""#);
     insta::assert_snapshot!(text(with("num_key_value_heads", "3")), @"config.json: `num_attention_heads` 4 is not a multiple of `num_key_value_heads` 3");
     insta::assert_snapshot!(text(with("vocab_size", "null")), @"config.json: `vocab_size` is missing");
+}
+
+const BITSANDBYTES: &str = r#"{"quant_method":"bitsandbytes","load_in_4bit":true,"_load_in_4bit":true,
+    "load_in_8bit":false,"bnb_4bit_quant_type":"nf4","bnb_4bit_use_double_quant":true,"bnb_4bit_quant_storage":"uint8",
+    "bnb_4bit_compute_dtype":"bfloat16","llm_int8_skip_modules":["lm_head"],"llm_int8_threshold":6.0,
+    "llm_int8_enable_fp32_cpu_offload":false,"llm_int8_has_fp16_weight":false}"#;
+
+#[test]
+fn weights_of_bitsandbytes() {
+    let read = |text: &str| with("quantization_config", text).map(|shape| shape.frozen_projections);
+    assert_eq!(read("null").unwrap(), WeightFormat::Storage);
+    assert_eq!(read(BITSANDBYTES).unwrap(), WeightFormat::Nf4);
+    let other = |from: &str, to: &str| {
+        assert!(BITSANDBYTES.contains(from));
+        read(&BITSANDBYTES.replace(from, to)).unwrap_err().to_string()
+    };
+    insta::assert_snapshot!(other(r#""nf4""#, r#""fp4""#), @r#"config.json: `quantization_config.bnb_4bit_quant_type` = "fp4" is not supported"#);
+    insta::assert_snapshot!(other(r#""bnb_4bit_use_double_quant":true,"#, ""), @"config.json: `quantization_config.bnb_4bit_use_double_quant` is missing");
+    insta::assert_snapshot!(other(r#""bnb_4bit_use_double_quant":true"#, r#""bnb_4bit_use_double_quant":false"#), @"config.json: `quantization_config.bnb_4bit_use_double_quant` = false is not supported");
+    insta::assert_snapshot!(other(r#""load_in_8bit":false"#, r#""load_in_8bit":true"#), @"config.json: `quantization_config.load_in_8bit` = true is not supported");
+    insta::assert_snapshot!(other(r#"["lm_head"]"#, r#"["lm_head","model.layers.1.mlp"]"#), @r#"config.json: `quantization_config.llm_int8_skip_modules` = ["lm_head","model.layers.1.mlp"] is not supported"#);
+    insta::assert_snapshot!(other(r#"["lm_head"]"#, r#"["down_proj"]"#), @r#"config.json: `quantization_config.llm_int8_skip_modules` = ["down_proj"] is not supported"#);
+    insta::assert_snapshot!(other(r#""uint8""#, r#""bfloat16""#), @r#"config.json: `quantization_config.bnb_4bit_quant_storage` = "bfloat16" is not supported"#);
+    insta::assert_snapshot!(read(r#"{"quant_method":"gptq","bits":4}"#).unwrap_err(), @r#"config.json: `quantization_config.quant_method` = "gptq" is not supported"#);
 }
 
 /// The shape of another family; `keys` override those of [`CONFIG`].
