@@ -14,6 +14,7 @@ mod error;
 mod execute;
 mod inputs;
 mod lanes;
+mod meter;
 mod model;
 mod norm;
 mod prepared_phase;
@@ -26,11 +27,13 @@ mod step;
 mod task;
 mod transport;
 
+pub use collectives::Exchanged;
 pub use driver::{
     Coefficients, DecodeBatch, DecodeDriver, MicroBatch, Outputs, StepDriver, StepReport, UpdateRule,
     UpdateSettings,
 };
 pub use engine::{Engine, Resources};
 pub use error::EngineError;
+pub use meter::{Activity, LaneSeconds, Measurement, OpSpan};
 pub use model::{Model, ModelMut};
 pub use transport::Comms;

@@ -217,7 +217,7 @@ fn parsed(line: &[u8]) -> Option<MetricsLine> {
     let fingerprint = line.get("fingerprint").and_then(|text| text.as_str()).map(str::to_string);
     Some(MetricsLine {
         step: line.get("step")?.as_u64()?,
-        evaluation: line.get("eval_tokens").is_some(),
+        evaluation: line.get("eval_seconds").is_some(),
         fingerprint,
     })
 }

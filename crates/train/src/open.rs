@@ -7,7 +7,7 @@ use lockstep_comm::Nccl;
 use lockstep_config::RunConfig;
 use lockstep_core::{Bytes, Rank};
 use lockstep_device::{Device, Machine, Memory, Queue};
-use lockstep_engine::{Engine, EngineError, Resources};
+use lockstep_engine::{Engine, EngineError, Measurement, Resources};
 use lockstep_observe::Progress;
 use lockstep_plan::RunPlan;
 
@@ -19,10 +19,12 @@ use crate::models::RunModels;
 use crate::numerics::{CudaVersions, NumericsFingerprint};
 use crate::objective::Objective;
 use crate::position::Position;
+use crate::profile::Profiler;
 use crate::reference::reference_sync;
 use crate::resume::{self, BytesLoaded};
 use crate::save::{self, RunIdentity};
 use crate::setup::PreparedRun;
+use crate::step_meter::StepMeter;
 use crate::train_state::TrainState;
 use crate::trainer::{Connect, TrainOutcome, Trainer};
 
@@ -65,7 +67,13 @@ impl<'a> Trainer<'a> {
         let log = if rank == Rank(0) {
             output.sweep(prepared.launch_id.as_deref())?;
             let resume_step = checkpoint.as_ref().map(|_| position.step);
-            Journal::open(output.path(), config.output.tensorboard.as_deref(), resume_step)?
+            let device = match machine.device {
+                Device::Cpu => format!("{} threads", machine.num_threads),
+                Device::Cuda(gpu) => gpu.name.clone(),
+            };
+            let log = Journal::open(output.path(), config, config_text, &prepared.trackers, resume_step)?;
+            Journal::describe(output.path(), config, config_text, engine.plan(), (device, state.total_steps))?;
+            log
         } else {
             Journal::closed()
         };
@@ -77,6 +85,14 @@ impl<'a> Trainer<'a> {
             stopped: false,
             memory: None,
         };
+        let measurement = match config.output.wall_clock_breakdown {
+            true => Measurement::Operations,
+            false => Measurement::Lanes,
+        };
+        engine.measure(measurement)?;
+        let meter = StepMeter::new(&engine, machine, config.device.tf32, learner.trained());
+        let profiler =
+            config.output.profile_steps.map(|steps| Profiler::new(steps, measurement, output.path()));
         let peak_memory = prepared.peak_memory;
         let mut trainer = Trainer {
             state,
@@ -85,6 +101,8 @@ impl<'a> Trainer<'a> {
             identity,
             learner,
             log,
+            meter,
+            profiler,
             progress,
             output,
             stop,

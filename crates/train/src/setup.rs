@@ -19,6 +19,7 @@ use lockstep_shape::ModelShape;
 use crate::chat::chat_encoder;
 use crate::data_spec::{eval_spec, prepare_eval, prepare_train, train_spec};
 use crate::error::TrainError;
+use crate::journal::TrackerAccess;
 use crate::models::{ObjectiveNeeds, RunModels, run_needs};
 use crate::objective::Objective;
 use crate::output_dir::OutputDir;
@@ -61,6 +62,8 @@ pub struct PreparedRun {
     pub launch_id: Option<String>,
     /// The environment of the process, which reward programs get a part of.
     pub environment: RewardContext,
+    /// How trackers are reached.
+    pub trackers: TrackerAccess,
     pub(crate) output: OutputDir,
     /// Checkpoints that the run may resume from.
     pub(crate) candidates: ResumeCandidates,
@@ -152,6 +155,7 @@ fn prepare_run(
         stop: StopRequest::default(),
         launch_id: None,
         environment: RewardContext::default(),
+        trackers: TrackerAccess::default(),
         output,
         candidates,
         notes,
