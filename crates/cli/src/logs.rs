@@ -38,7 +38,8 @@ impl Fault for LogError {
     }
 
     fn hint(&self) -> Option<String> {
-        let hint = "Lines such as `step 12 | loss: 3.4567`, `Step: 12, Loss: 3.45` and `{'loss': 3.45}` are read.";
+        let hint =
+            "Lines such as `step 12 | loss: 3.4567`, `Step: 12, Loss: 3.45` and `{'loss': 3.45}` are read.";
         matches!(self, LogError::NoSteps { .. }).then(|| hint.into())
     }
 }
@@ -92,7 +93,11 @@ fn table(steps: &[LoggedStep]) -> String {
     for step in steps {
         let _ = write!(out, "{:>8}", step.step);
         for key in &keys {
-            let value = step.numbers.iter().find(|(name, _)| name == key).map_or_else(String::new, |(_, v)| v.to_string());
+            let value = step
+                .numbers
+                .iter()
+                .find(|(name, _)| name == key)
+                .map_or_else(String::new, |(_, v)| v.to_string());
             let _ = write!(out, "  {value:>17}");
         }
         out.truncate(out.trim_end().len());

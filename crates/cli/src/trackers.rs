@@ -48,7 +48,8 @@ fn read(trackers: &[Tracker], variable: &dyn Fn(&str) -> Option<String>) -> Resu
     }
     if trackers.contains(&Tracker::Mlflow) {
         access.mlflow_experiment = variable("MLFLOW_EXPERIMENT_NAME");
-        let name_and_password = variable("MLFLOW_TRACKING_USERNAME").zip(variable("MLFLOW_TRACKING_PASSWORD"));
+        let name_and_password =
+            variable("MLFLOW_TRACKING_USERNAME").zip(variable("MLFLOW_TRACKING_PASSWORD"));
         access.mlflow = address("MLFLOW_TRACKING_URI")?.map(|address| {
             match (variable("MLFLOW_TRACKING_TOKEN"), name_and_password) {
                 (Some(token), _) => address.with_token(&token),
@@ -94,7 +95,10 @@ mod tests {
         assert!(!shown.contains("hidden"), "{shown}");
         let bad = |name: &str| (name == "MLFLOW_TRACKING_URI").then(|| "sqlite:///secret.db".to_owned());
         let error = read(&all, &bad).unwrap_err().to_string();
-        assert!(error.starts_with("MLFLOW_TRACKING_URI cannot be used: ") && !error.contains("secret"), "{error}");
+        assert!(
+            error.starts_with("MLFLOW_TRACKING_URI cannot be used: ") && !error.contains("secret"),
+            "{error}"
+        );
         assert!(read(&[Tracker::Csv], &bad).is_ok(), "variables of other trackers do not matter");
     }
 }

@@ -154,7 +154,8 @@ impl Lanes {
     ) -> Result<(), EngineError> {
         let Some(over) = &schedule.returns_after else { return self.synchronize(&Lane::ALL) };
         // The caller's thread is the compute lane.
-        let waited = over.iter().try_for_each(|id| self.wait(&Wait::SameRun(*id), run, schedule, Some(meter)));
+        let waited =
+            over.iter().try_for_each(|id| self.wait(&Wait::SameRun(*id), run, schedule, Some(meter)));
         // Checked even if all of them have finished: a stream can fail after everything was enqueued.
         if waited.is_err() || self.is_stopped() { self.synchronize(&Lane::ALL) } else { Ok(()) }
     }
@@ -329,7 +330,9 @@ mod tests {
                 while let Some(run) = lanes.next_run(seen) {
                     seen += 1;
                     for i in 2..4 {
-                        assert!(lanes.wait_for_ops(&schedule.ops[i], run, schedule, &Meter::default()).is_ok());
+                        assert!(
+                            lanes.wait_for_ops(&schedule.ops[i], run, schedule, &Meter::default()).is_ok()
+                        );
                         gate.recv().unwrap();
                         lanes.finish_op(Lane::Host, run, i);
                     }

@@ -69,7 +69,9 @@ impl Activity {
             OpKind::Gather { .. } | OpKind::Release(_) | OpKind::AllGatherUpdated { .. } => Activity::Gather,
             OpKind::Forward { .. } => Activity::Forward,
             OpKind::Recompute { .. } | OpKind::Backward { .. } => Activity::Backward,
-            OpKind::HeadForward { .. } | OpKind::HeadBackward { .. } | OpKind::HeadStep { .. } => Activity::Head,
+            OpKind::HeadForward { .. } | OpKind::HeadBackward { .. } | OpKind::HeadStep { .. } => {
+                Activity::Head
+            }
             OpKind::Objective { .. } => Activity::Objective,
             OpKind::Reduce { .. } | OpKind::Add { .. } => Activity::Reduce,
             OpKind::Squares { .. } | OpKind::ClipNorm { .. } => Activity::Norm,
@@ -237,7 +239,9 @@ impl Shared {
             self.meter.ran(Activity::of(op.kind), RawSpan { phase, op: i, start, end });
             if op.lane == Lane::Compute {
                 // A gap in the stream before an operation that waits for another lane.
-                if let (Some(Wait::SameRun(id) | Wait::PreviousRun(id)), Some(since)) = (op.waits.last(), idle_since) {
+                if let (Some(Wait::SameRun(id) | Wait::PreviousRun(id)), Some(since)) =
+                    (op.waits.last(), idle_since)
+                {
                     let awaited = Activity::of(ops[id.0 as usize].kind);
                     self.meter.waited(awaited, start.saturating_duration_since(since));
                 }

@@ -52,7 +52,8 @@ impl Transport {
             _ => None,
         };
         let nccl_traffic = Traffic::default();
-        let of_comms = comms.iter().flat_map(|comms| [comms.lane.traffic().clone(), comms.host.traffic().clone()]);
+        let of_comms =
+            comms.iter().flat_map(|comms| [comms.lane.traffic().clone(), comms.host.traffic().clone()]);
         let traffic = of_comms.chain([nccl_traffic.clone()]).collect();
         let (lane, host) = match comms {
             Some(Comms { lane, host }) => (Some(Mutex::new(lane)), Some(Mutex::new(host))),

@@ -45,7 +45,8 @@ impl Series {
             let finite = || part.iter().enumerate().filter(|(_, (_, y))| y.is_finite());
             let low = finite().min_by(|(_, a), (_, b)| a.1.total_cmp(&b.1));
             let high = finite().max_by(|(_, a), (_, b)| a.1.total_cmp(&b.1));
-            let mut kept: Vec<(usize, (f64, f64))> = low.into_iter().chain(high).map(|(i, p)| (i, *p)).collect();
+            let mut kept: Vec<(usize, (f64, f64))> =
+                low.into_iter().chain(high).map(|(i, p)| (i, *p)).collect();
             kept.sort_by_key(|(i, _)| *i);
             kept.dedup_by_key(|(i, _)| *i);
             out.extend(kept.into_iter().map(|(_, point)| point));
@@ -57,10 +58,8 @@ impl Series {
 /// The chart. `log_y`: the vertical axis is logarithmic, and values that are not positive are left out.
 pub fn line_chart(title: &str, x_label: &str, series: &[Series], log_y: bool) -> String {
     let scaled = |y: f64| if log_y { y.log10() } else { y };
-    let lines: Vec<Vec<(f64, f64)>> = series
-        .iter()
-        .map(|one| one.thinned().into_iter().map(|(x, y)| (x, scaled(y))).collect())
-        .collect();
+    let lines: Vec<Vec<(f64, f64)>> =
+        series.iter().map(|one| one.thinned().into_iter().map(|(x, y)| (x, scaled(y))).collect()).collect();
     let x_axis = Axis::of(lines.iter().flatten().map(|(x, _)| *x), LEFT, WIDTH - RIGHT);
     let y_axis = Axis::of(lines.iter().flatten().map(|(_, y)| *y), HEIGHT - BOTTOM, TOP);
     let mut out = format!(
@@ -89,7 +88,11 @@ pub fn line_chart(title: &str, x_label: &str, series: &[Series], log_y: bool) ->
         );
     }
     let (middle, below) = ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 10.0);
-    let _ = writeln!(out, "<text x=\"{middle:.1}\" y=\"{below:.1}\" text-anchor=\"middle\">{}</text>", escaped(x_label));
+    let _ = writeln!(
+        out,
+        "<text x=\"{middle:.1}\" y=\"{below:.1}\" text-anchor=\"middle\">{}</text>",
+        escaped(x_label)
+    );
     for (i, (one, points)) in series.iter().zip(&lines).enumerate() {
         let colour = COLOURS[i % COLOURS.len()];
         let path = path(points, &x_axis, &y_axis);
@@ -97,7 +100,8 @@ pub fn line_chart(title: &str, x_label: &str, series: &[Series], log_y: bool) ->
         let y = TOP + 8.0 + 16.0 * i as f64;
         let x = WIDTH - RIGHT - 8.0;
         let name = escaped(&one.name);
-        let _ = writeln!(out, "<text x=\"{x}\" y=\"{y}\" text-anchor=\"end\" fill=\"{colour}\">{name}</text>");
+        let _ =
+            writeln!(out, "<text x=\"{x}\" y=\"{y}\" text-anchor=\"end\" fill=\"{colour}\">{name}</text>");
     }
     out.push_str("</svg>\n");
     out
@@ -145,9 +149,14 @@ impl Axis {
     fn ticks(&self) -> Vec<f64> {
         let rough = (self.high - self.low) / 5.0;
         let power = 10f64.powf(rough.log10().floor());
-        let step = [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|s| *s >= rough).unwrap_or(rough);
+        let step =
+            [1.0, 2.0, 5.0, 10.0].map(|m| m * power).into_iter().find(|s| *s >= rough).unwrap_or(rough);
         let first = (self.low / step).ceil() as i64;
-        (first..).map(|i| i as f64 * step).take_while(|tick| *tick <= self.high + step * 1e-9).take(20).collect()
+        (first..)
+            .map(|i| i as f64 * step)
+            .take_while(|tick| *tick <= self.high + step * 1e-9)
+            .take(20)
+            .collect()
     }
 }
 
@@ -177,7 +186,8 @@ mod tests {
 
     #[test]
     fn a_chart_has_lines_with_gaps_and_escaped_names() {
-        let svg = line_chart("loss & more", "step", &[series(&[(1.0, 3.0), (2.0, f64::NAN), (3.0, 1.0)])], false);
+        let svg =
+            line_chart("loss & more", "step", &[series(&[(1.0, 3.0), (2.0, f64::NAN), (3.0, 1.0)])], false);
         assert!(svg.contains("<path d=\"M70.0 40.0M780.0 350.0\""), "{svg}");
         assert!(svg.contains("loss &amp; more") && svg.contains("a&lt;b&gt;") && !svg.contains("a<b>"));
         assert!(svg.ends_with("</svg>\n"));
@@ -190,7 +200,8 @@ mod tests {
 
     #[test]
     fn long_lines_are_thinned_but_keep_their_extremes() {
-        let mut points: Vec<(f64, f64)> = (0..100_000).map(|i| (f64::from(i), (f64::from(i) / 50.0).sin())).collect();
+        let mut points: Vec<(f64, f64)> =
+            (0..100_000).map(|i| (f64::from(i), (f64::from(i) / 50.0).sin())).collect();
         points[77_777].1 = 9.0;
         let thin = series(&points).thinned();
         assert!(thin.len() <= MAX_POINTS + 2 && thin.contains(&(77_777.0, 9.0)));

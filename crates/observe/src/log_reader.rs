@@ -106,11 +106,18 @@ mod tests {
 
     #[test]
     fn our_own_lines() {
-        let text = format!("2026-01-01T00:00:00.000Z {}\n2026 checkpoint x\n{}\n", RECORD.line(None), RECORD.line(Some(100)));
+        let text = format!(
+            "2026-01-01T00:00:00.000Z {}\n2026 checkpoint x\n{}\n",
+            RECORD.line(None),
+            RECORD.line(Some(100))
+        );
         let numbers = r#"12 [("loss", 3.456789), ("grad_norm", 1.23), ("learning_rate", 0.0003), ("tokens_per_second", 2345.0)]"#;
         assert_eq!(shown(&text), [format!("1 {numbers}"), format!("3 {numbers}")]);
         assert!(shown("step 20 | evaluation | nll 2.5 | 77 tokens | 1.25 s").is_empty());
-        assert_eq!(shown("step 3 | objective nan | lr 1.00e-4"), [r#"1 3 [("loss", NaN), ("learning_rate", 0.0001)]"#]);
+        assert_eq!(
+            shown("step 3 | objective nan | lr 1.00e-4"),
+            [r#"1 3 [("loss", NaN), ("learning_rate", 0.0001)]"#]
+        );
     }
 
     #[test]
@@ -127,9 +134,12 @@ mod tests {
             assert_eq!(found.len(), 1, "{line}");
             assert_eq!((found[0].step, found[0].numbers[0]), (step, ("loss", 2.5)), "{line}");
         }
-        let dictionary = &read_log("{'loss': 2.5, 'grad_norm': 1.25, 'learning_rate': 5e-05, 'epoch': 0.01}")[0];
+        let dictionary =
+            &read_log("{'loss': 2.5, 'grad_norm': 1.25, 'learning_rate': 5e-05, 'epoch': 0.01}")[0];
         assert_eq!(dictionary.numbers[1..], [("grad_norm", 1.25), ("learning_rate", 5e-5), ("epoch", 0.01)]);
-        for line in ["the loss is global", "lossless 3", "", "step 3", "{'eval_loss': 2.5, 'epoch': 1.0}", "loss: -"] {
+        for line in
+            ["the loss is global", "lossless 3", "", "step 3", "{'eval_loss': 2.5, 'epoch': 1.0}", "loss: -"]
+        {
             assert!(read_log(line).is_empty(), "{line}");
         }
     }

@@ -97,7 +97,8 @@ impl MetricsLine {
             match value {
                 Value::Number(number) => parsed.numbers.extend(number.as_f64().map(|n| (key.clone(), n))),
                 Value::String(text) => {
-                    let named = key.strip_suffix("_text").filter(|key| object.get(*key) == Some(&Value::Null));
+                    let named =
+                        key.strip_suffix("_text").filter(|key| object.get(*key) == Some(&Value::Null));
                     let number = named.and_then(|key| Some((key.to_owned(), text.parse::<f64>().ok()?)));
                     parsed.numbers.extend(number);
                 }

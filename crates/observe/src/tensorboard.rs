@@ -67,8 +67,7 @@ impl TensorBoard {
             .varint(DTYPE, DT_STRING)
             .message(TENSOR_SHAPE, &shape)
             .text(STRING_VALUE, text);
-        let value =
-            Message::default().text(TAG, tag).message(TENSOR, &tensor).message(METADATA, &metadata);
+        let value = Message::default().text(TAG, tag).message(TENSOR, &tensor).message(METADATA, &metadata);
         self.push(&event(step).message(SUMMARY, &Message::default().message(VALUE, &value)))
     }
 

@@ -78,7 +78,9 @@ mod tests {
     #[test]
     fn ranks_are_processes_and_lanes_are_tracks() {
         let mut trace = Trace::default();
-        for (track, name, start_us) in [("compute", "forward \"0\"", 10.0), ("comm", "gather", 12.5), ("compute", "x", 20.25)] {
+        for (track, name, start_us) in
+            [("compute", "forward \"0\"", 10.0), ("comm", "gather", 12.5), ("compute", "x", 20.25)]
+        {
             trace.add(TraceSpan {
                 track: track.into(),
                 name: name.into(),
@@ -96,7 +98,10 @@ mod tests {
             .filter(|event| event["ph"] == "X")
             .map(|e| format!("{} {} {} {} {}", e["pid"], e["tid"], e["name"], e["ts"], e["dur"]))
             .collect();
-        assert_eq!(spans, ["0 1 \"forward \\\"0\\\"\" 0.0 1.0", "0 2 \"gather\" 2.5 1.0", "0 1 \"x\" 10.25 1.0"]);
+        assert_eq!(
+            spans,
+            ["0 1 \"forward \\\"0\\\"\" 0.0 1.0", "0 2 \"gather\" 2.5 1.0", "0 1 \"x\" 10.25 1.0"]
+        );
         assert_eq!(events.iter().filter(|event| event["name"] == "process_name").count(), 2);
         assert_eq!(events.iter().filter(|event| event["name"] == "thread_name").count(), 2);
     }

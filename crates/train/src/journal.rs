@@ -77,7 +77,11 @@ impl Journal {
             name: run_name(config, dir),
             dir: dir.to_path_buf(),
             config: config_text.to_owned(),
-            settings: config.changed.iter().map(|(key, text)| (key.to_string(), value_of(key, text))).collect(),
+            settings: config
+                .changed
+                .iter()
+                .map(|(key, text)| (key.to_string(), value_of(key, text)))
+                .collect(),
             resume_step,
         };
         Ok(Journal { log: Some(log), trackers: Trackers::open(&access.targets(&config.output), &run) })
@@ -101,7 +105,11 @@ impl Journal {
             started: String::new(),
             version: env!("CARGO_PKG_VERSION").into(),
             config: config_text.to_owned(),
-            settings: config.changed.iter().map(|(key, text)| (key.to_string(), value_of(key, text))).collect(),
+            settings: config
+                .changed
+                .iter()
+                .map(|(key, text)| (key.to_string(), value_of(key, text)))
+                .collect(),
             ranks: config.plan.world_size().into(),
             device,
             total_steps,

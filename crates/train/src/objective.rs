@@ -113,8 +113,15 @@ pub fn train_step(
     counts: &StepCounts,
     updates: &UpdateSettings,
 ) -> Result<(StepReport, Metrics), EngineError> {
-    let (report, metrics, _) =
-        train_step_in_run(engine, model, objective, batches, counts, updates, &mut StepEnd { stop: &|| false, meter: None })?;
+    let (report, metrics, _) = train_step_in_run(
+        engine,
+        model,
+        objective,
+        batches,
+        counts,
+        updates,
+        &mut StepEnd { stop: &|| false, meter: None },
+    )?;
     Ok((report, metrics))
 }
 

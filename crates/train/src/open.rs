@@ -72,7 +72,13 @@ impl<'a> Trainer<'a> {
                 Device::Cuda(gpu) => gpu.name.clone(),
             };
             let log = Journal::open(output.path(), config, config_text, &prepared.trackers, resume_step)?;
-            Journal::describe(output.path(), config, config_text, engine.plan(), (device, state.total_steps))?;
+            Journal::describe(
+                output.path(),
+                config,
+                config_text,
+                engine.plan(),
+                (device, state.total_steps),
+            )?;
             log
         } else {
             Journal::closed()

@@ -83,16 +83,19 @@ impl Profiler {
     pub(crate) fn finish(&mut self, engine: &mut Engine) -> Result<Option<PathBuf>, TrainError> {
         let Some(recording) = self.recording.take() else { return Ok(None) };
         engine.measure(self.otherwise)?;
-        let starts = engine.all_gather_f64("the start of the profile", &[recording.trace.start_us().unwrap_or(f64::NAN)])?;
+        let starts = engine
+            .all_gather_f64("the start of the profile", &[recording.trace.start_us().unwrap_or(f64::NAN)])?;
         let origin = starts.iter().flatten().copied().fold(f64::NAN, f64::min);
         let events = recording.trace.events(engine.rank().0, if origin.is_nan() { 0.0 } else { origin });
         let parts = engine.all_gather_bytes("the profile", events.as_bytes())?;
         if engine.rank() != Rank(0) {
             return Ok(None);
         }
-        let parts: Vec<String> = parts.iter().map(|part| String::from_utf8_lossy(part).into_owned()).collect();
+        let parts: Vec<String> =
+            parts.iter().map(|part| String::from_utf8_lossy(part).into_owned()).collect();
         let path = self.folder.join(format!("steps-{}-{}.json", recording.first, recording.last));
-        let written = std::fs::create_dir_all(&self.folder).and_then(|()| std::fs::write(&path, Trace::file(&parts)));
+        let written =
+            std::fs::create_dir_all(&self.folder).and_then(|()| std::fs::write(&path, Trace::file(&parts)));
         written.map_err(|source| ObserveError::Write { path: path.clone(), source })?;
         Ok(Some(path))
     }

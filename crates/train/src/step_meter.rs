@@ -305,7 +305,8 @@ impl MemoryProbe {
         }
         let reading = self.sensors.as_ref().map_or_else(GpuReading::default, GpuSensors::read);
         self.last.power_watts = reading.power_watts;
-        self.last.energy_joules = reading.energy_joules.zip(self.energy_at_start).map(|(now, then)| now - then);
+        self.last.energy_joules =
+            reading.energy_joules.zip(self.energy_at_start).map(|(now, then)| now - then);
         self.last
     }
 }
@@ -316,7 +317,8 @@ mod tests {
 
     #[test]
     fn the_numbers_of_a_rank_survive_the_exchange() {
-        let mut cost = RankCost { elapsed_seconds: 3.0, power_watts: 2.5, received_bytes: 9.0, ..RankCost::default() };
+        let mut cost =
+            RankCost { elapsed_seconds: 3.0, power_watts: 2.5, received_bytes: 9.0, ..RankCost::default() };
         cost.lanes.busy[1] = 0.5;
         cost.lanes.waiting[Activity::Reduce as usize] = 0.75;
         cost.lanes.waiting[Activity::Update as usize] = 0.25;

@@ -19,8 +19,8 @@ use crate::learner::Learner;
 use crate::objective::Objective;
 use crate::output_dir::OutputDir;
 use crate::position::Position;
-use crate::save::{self, RunIdentity};
 use crate::profile::Profiler;
+use crate::save::{self, RunIdentity};
 use crate::setup::PreparedRun;
 use crate::step_meter::StepMeter;
 use crate::stop::StopRequest;
@@ -169,7 +169,8 @@ impl Trainer<'_> {
             self.progress.step(&stepped.record);
         }
         let breakdown = stepped.record.cost.breakdown(stepped.record.step_seconds);
-        if let Some(breakdown) = breakdown.filter(|_| shown && self.state.config.output.wall_clock_breakdown) {
+        if let Some(breakdown) = breakdown.filter(|_| shown && self.state.config.output.wall_clock_breakdown)
+        {
             self.report(&format!("step {step} | time | {breakdown}"))?;
         }
         self.log.tracker_warnings().iter().try_for_each(|warning| self.report(warning))

@@ -46,7 +46,9 @@ fn text(left: &RunSummary, right: &RunSummary) -> String {
     }
     let widths: [usize; 2] = [0, 1].map(|i| rows.iter().map(|row| row[i].chars().count()).max().unwrap_or(0));
     let [name_width, left_width] = [widths[0].max(8), widths[1].max(left.path.chars().count())];
-    let line = |[name, a, b]: &[String; 3]| format!("{name:name_width$}  {a:left_width$}  {b}").trim_end().to_owned();
+    let line = |[name, a, b]: &[String; 3]| {
+        format!("{name:name_width$}  {a:left_width$}  {b}").trim_end().to_owned()
+    };
     let mut out = String::new();
     let _ = writeln!(out, "{}", line(&["".into(), printable(&left.path), printable(&right.path)]));
     if settings == 0 {

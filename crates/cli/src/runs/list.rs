@@ -38,7 +38,10 @@ fn table(folder: &Path, runs: &[RunSummary]) -> String {
         return format!("no runs in {}\n", folder.display());
     }
     let width = runs.iter().map(|run| printable(&run.path).chars().count()).max().unwrap_or(0).max(3);
-    let mut out = format!("{:width$}  state     {:>13}  {:>9}  {:>9}  {:>8}  started\n", "run", "step", "loss", "eval", "tok/s");
+    let mut out = format!(
+        "{:width$}  state     {:>13}  {:>9}  {:>9}  {:>8}  started\n",
+        "run", "step", "loss", "eval", "tok/s"
+    );
     for run in runs {
         let steps = match run.info.total_steps {
             0 => run.steps().to_string(),

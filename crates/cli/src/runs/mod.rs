@@ -85,9 +85,10 @@ impl Fault for RunError {
 
     fn hint(&self) -> Option<String> {
         match self {
-            RunError::NoRun { .. } => {
-                Some("Give a folder with metrics.jsonl; `lockstep runs ls FOLDER` lists those below a folder.".into())
-            }
+            RunError::NoRun { .. } => Some(
+                "Give a folder with metrics.jsonl; `lockstep runs ls FOLDER` lists those below a folder."
+                    .into(),
+            ),
             RunError::NoMetric { known, .. } => Some(format!("It has {}.", known.join(", "))),
             RunError::Unreadable { .. } => None,
         }

@@ -47,7 +47,11 @@ fn text(run: &RunSummary) -> String {
         let ranks = if info.ranks == 1 { "1 rank".into() } else { format!("{} ranks", info.ranks) };
         let _ = writeln!(out, "started {} on {ranks}, {}", printable(&info.started), printable(&info.device));
     }
-    section(&mut out, "settings", info.settings.iter().map(|(key, value)| (printable(key), printable(value))));
+    section(
+        &mut out,
+        "settings",
+        info.settings.iter().map(|(key, value)| (printable(key), printable(value))),
+    );
     let newest = |line: &lockstep_observe::MetricsLine| {
         let own = line.numbers.iter().filter(|(key, _)| !is_cost(key));
         own.map(|(key, value)| (printable(key), number(*value))).collect::<Vec<_>>()
@@ -63,7 +67,11 @@ fn text(run: &RunSummary) -> String {
     let cost = |key: String| Some((key.clone(), cost_text(&key, run.recent(&key)?)));
     section(&mut out, "costs, mean of the last tenth of the steps", costs.filter_map(cost));
     let planned = info.planned_memory_bytes.iter().filter(|(_, bytes)| **bytes > 0);
-    section(&mut out, "planned memory of a rank", planned.map(|(kind, bytes)| (printable(kind), Bytes(*bytes).to_string())));
+    section(
+        &mut out,
+        "planned memory of a rank",
+        planned.map(|(kind, bytes)| (printable(kind), Bytes(*bytes).to_string())),
+    );
     out
 }
 

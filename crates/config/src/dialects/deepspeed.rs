@@ -75,7 +75,11 @@ fn special(raw: &mut RawConfig<'_>, path: &str, entry: PeerEntry) {
         "csv_monitor.enabled" => tracker(raw, &entry, "csv"),
         "wandb.enabled" => tracker(raw, &entry, "wandb"),
         "flops_profiler.enabled" => match entry.node.bool() {
-            Some(true) => raw.set_word("wall_clock_breakdown", &entry, "true"),
+            Some(true) => {
+                raw.set_word("wall_clock_breakdown", &entry, "true");
+                // DeepSpeed's key of that name says it outright.
+                raw.weaken_last();
+            }
             Some(false) => {}
             None => raw.wrong_type(&entry, "true or false"),
         },

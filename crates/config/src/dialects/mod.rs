@@ -221,6 +221,13 @@ impl RawConfig<'_> {
         self.set(key, entry, node);
     }
 
+    /// Lets any other source of the value that was set last replace it.
+    pub(crate) fn weaken_last(&mut self) {
+        if let Some((_, given)) = self.all.last_mut() {
+            given.weak = true;
+        }
+    }
+
     /// Adds a word to one of our keys that is a list, if the block is switched on.
     pub(crate) fn add_word(&mut self, key: &'static str, entry: &PeerEntry, word: &str) {
         let node = Node { value: Value::Scalar { text: word.to_owned(), plain: true }, at: entry.node.at };

@@ -93,7 +93,18 @@ fn read_save(r: &mut Reader<'_>) -> SaveStrategy {
 }
 
 const OTHER_TRACKERS: Later = Later(
-    &["comet", "comet_ml", "neptune", "clearml", "swanlab", "dagshub", "dvclive", "codecarbon", "azure_ml", "flyte"],
+    &[
+        "comet",
+        "comet_ml",
+        "neptune",
+        "clearml",
+        "swanlab",
+        "dagshub",
+        "dvclive",
+        "codecarbon",
+        "azure_ml",
+        "flyte",
+    ],
     "use `tensorboard`, `csv`, `wandb`, `mlflow` or `trackio`; metrics.jsonl in the output folder has all metrics as well.",
 );
 
@@ -158,7 +169,11 @@ fn read_profile_steps(r: &mut Reader<'_>) -> Option<(u64, u64)> {
     match (first.trim().parse(), last.trim().parse()) {
         (Ok(first), Ok(last)) if first >= 1 && last >= first => Some((first, last)),
         (Ok(_), Ok(_)) => {
-            r.out_of_range("profile_steps", "a range that begins at 1 or later and does not end before it begins", &node);
+            r.out_of_range(
+                "profile_steps",
+                "a range that begins at 1 or later and does not end before it begins",
+                &node,
+            );
             None
         }
         _ => {

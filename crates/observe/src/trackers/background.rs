@@ -93,7 +93,9 @@ impl Tracker for Background {
         match (in_time, self.dropped) {
             (false, _) => Err(TrackerError::Server("its server has not taken the last rows in time".into())),
             (true, 0) => Ok(()),
-            (true, dropped) => Err(TrackerError::Server(format!("its server was too slow for {dropped} rows"))),
+            (true, dropped) => {
+                Err(TrackerError::Server(format!("its server was too slow for {dropped} rows")))
+            }
         }
     }
 }

@@ -81,7 +81,8 @@ fn replace(path: &Path, columns: &[String], rows: &[&str]) -> io::Result<()> {
         true => format!("\"{}\"", name.replace('"', "\"\"")),
         false => name.clone(),
     };
-    let mut text: String = std::iter::once("step".to_owned()).chain(columns.iter().map(quoted)).collect::<Vec<_>>().join(",");
+    let mut text: String =
+        std::iter::once("step".to_owned()).chain(columns.iter().map(quoted)).collect::<Vec<_>>().join(",");
     text.push('\n');
     for row in rows {
         let missing = columns.len().saturating_sub(row.matches(',').count());

@@ -36,7 +36,8 @@ impl ServerAddress {
         let (scheme, rest) = text.trim().split_once("://").ok_or(BadAddress)?;
         let authority_len = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         let (authority, path) = rest.split_at(authority_len);
-        let (user, host) = authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host));
+        let (user, host) =
+            authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host));
         let path = path.split(['?', '#']).next().unwrap_or_default().trim_end_matches('/');
         let base = format!("{scheme}://{host}{path}");
         let uri: Uri = base.parse().map_err(|_| BadAddress)?;
@@ -45,7 +46,9 @@ impl ServerAddress {
         }
         let address = ServerAddress { base, secret: None };
         Ok(match user.and_then(|user| user.split_once(':')) {
-            Some((name, password)) => address.with_password(&percent_decoded(name), &percent_decoded(password)),
+            Some((name, password)) => {
+                address.with_password(&percent_decoded(name), &percent_decoded(password))
+            }
             None => address,
         })
     }
@@ -138,7 +141,10 @@ impl Server {
         self.answer(request.call())
     }
 
-    fn answer(&self, response: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Result<Value, Failure> {
+    fn answer(
+        &self,
+        response: Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+    ) -> Result<Value, Failure> {
         let base = &self.address.base;
         let response = response.map_err(|error| match error {
             ureq::Error::HostNotFound => Failure::Later(format!("the host of {base} cannot be resolved")),
@@ -153,7 +159,9 @@ impl Server {
         match status {
             200..300 if read.is_ok() => Ok(answer),
             200..300 | 429 | 500..600 => Err(Failure::Later(format!("{base} answers with status {status}"))),
-            _ => Err(Failure::Refused { status, answer, text: format!("{base} answers with status {status}") }),
+            _ => {
+                Err(Failure::Refused { status, answer, text: format!("{base} answers with status {status}") })
+            }
         }
     }
 }
@@ -162,7 +170,9 @@ impl Server {
 pub(crate) fn percent_encoded(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => char::from(byte).to_string(),
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                char::from(byte).to_string()
+            }
             _ => format!("%{byte:02X}"),
         })
         .collect()
@@ -219,7 +229,10 @@ mod tests {
 
     #[test]
     fn known_encodings() {
-        assert_eq!(["", "f", "fo", "foo", "foob"].map(|t| base64(t.as_bytes())), ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg=="]);
+        assert_eq!(
+            ["", "f", "fo", "foo", "foob"].map(|t| base64(t.as_bytes())),
+            ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg=="]
+        );
         assert_eq!(percent_encoded("a b/ä"), "a%20b%2F%C3%A4");
         assert_eq!(percent_decoded("a%20b%2").as_str(), "a b%2");
     }

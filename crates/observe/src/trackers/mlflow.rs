@@ -14,7 +14,11 @@ const MAX_METRICS: usize = 1000;
 const MAX_PARAMS: usize = 100;
 const MAX_PARAM_CHARS: usize = 500;
 
-pub(super) fn start(address: &ServerAddress, experiment: &str, run: &TrackedRun) -> Result<Background, TrackerError> {
+pub(super) fn start(
+    address: &ServerAddress,
+    experiment: &str,
+    run: &TrackedRun,
+) -> Result<Background, TrackerError> {
     let (server, experiment) = (Server::new(address), experiment.to_owned());
     let sender = MlflowSender { server, experiment, run: run.clone(), run_id: None };
     Background::start("mlflow", sender)
@@ -75,11 +79,15 @@ impl MlflowSender {
     /// The id of the experiment, which is created if it does not exist.
     fn experiment_id(&self) -> Result<String, Failure> {
         let name = &self.experiment;
-        let path = format!("/api/2.0/mlflow/experiments/get-by-name?experiment_name={}", percent_encoded(name));
+        let path =
+            format!("/api/2.0/mlflow/experiments/get-by-name?experiment_name={}", percent_encoded(name));
         match self.server.get(&path) {
             Ok(answer) => text(&answer["experiment"]["experiment_id"]),
-            Err(Failure::Refused { status: 404, answer, .. }) if answer["error_code"] == "RESOURCE_DOES_NOT_EXIST" => {
-                let answer = self.server.post("/api/2.0/mlflow/experiments/create", &json!({ "name": name }))?;
+            Err(Failure::Refused { status: 404, answer, .. })
+                if answer["error_code"] == "RESOURCE_DOES_NOT_EXIST" =>
+            {
+                let answer =
+                    self.server.post("/api/2.0/mlflow/experiments/create", &json!({ "name": name }))?;
                 text(&answer["experiment_id"])
             }
             Err(failure) => Err(failure),
@@ -93,14 +101,13 @@ impl Sender for MlflowSender {
         let of_row = |row: &Row| {
             let (step, timestamp) = (row.step, milliseconds(row.at));
             let finite = row.numbers.iter().filter(|(_, value)| value.is_finite());
-            let metric = move |(key, value): &(std::borrow::Cow<'static, str>, f64)| {
-                json!({ "key": key, "value": value, "timestamp": timestamp, "step": step })
-            };
+            let metric = move |(key, value): &(std::borrow::Cow<'static, str>, f64)| json!({ "key": key, "value": value, "timestamp": timestamp, "step": step });
             finite.map(metric).collect::<Vec<Value>>()
         };
         let metrics: Vec<Value> = rows.iter().flat_map(of_row).collect();
         for metrics in metrics.chunks(MAX_METRICS) {
-            self.server.post("/api/2.0/mlflow/runs/log-batch", &json!({ "run_id": id, "metrics": metrics }))?;
+            self.server
+                .post("/api/2.0/mlflow/runs/log-batch", &json!({ "run_id": id, "metrics": metrics }))?;
         }
         Ok(())
     }

@@ -28,9 +28,18 @@ pub enum TrackerTarget {
     /// `metrics.csv` in the run's folder.
     Csv,
     /// An offline run in the run's folder, for `wandb sync`.
-    Wandb { project: String, entity: Option<String> },
-    Mlflow { address: ServerAddress, experiment: String },
-    Trackio { address: ServerAddress, project: String },
+    Wandb {
+        project: String,
+        entity: Option<String>,
+    },
+    Mlflow {
+        address: ServerAddress,
+        experiment: String,
+    },
+    Trackio {
+        address: ServerAddress,
+        project: String,
+    },
 }
 
 /// What trackers show of a run.
@@ -172,12 +181,18 @@ fn open(target: &TrackerTarget, run: &TrackedRun) -> (&'static str, Result<Box<d
     }
     match target {
         TrackerTarget::TensorBoard(dir) => ("TensorBoard", boxed(TensorBoard::open(dir, run.resume_step))),
-        TrackerTarget::Csv => ("CSV", boxed(csv::CsvFile::open(&run.dir.join("metrics.csv"), run.resume_step))),
+        TrackerTarget::Csv => {
+            ("CSV", boxed(csv::CsvFile::open(&run.dir.join("metrics.csv"), run.resume_step)))
+        }
         TrackerTarget::Wandb { project, entity } => {
             ("wandb", boxed(wandb::WandbFile::open(run, project, entity.as_deref())))
         }
-        TrackerTarget::Mlflow { address, experiment } => ("MLflow", boxed(mlflow::start(address, experiment, run))),
-        TrackerTarget::Trackio { address, project } => ("Trackio", boxed(trackio::start(address, project, run))),
+        TrackerTarget::Mlflow { address, experiment } => {
+            ("MLflow", boxed(mlflow::start(address, experiment, run)))
+        }
+        TrackerTarget::Trackio { address, project } => {
+            ("Trackio", boxed(trackio::start(address, project, run)))
+        }
     }
 }
 

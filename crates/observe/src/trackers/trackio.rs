@@ -6,7 +6,11 @@ use super::background::{Background, Sender};
 use super::http::{Failure, Server, ServerAddress};
 use super::{Row, TrackedRun, TrackerError};
 
-pub(super) fn start(address: &ServerAddress, project: &str, run: &TrackedRun) -> Result<Background, TrackerError> {
+pub(super) fn start(
+    address: &ServerAddress,
+    project: &str,
+    run: &TrackedRun,
+) -> Result<Background, TrackerError> {
     let (server, project) = (Server::new(address), project.to_owned());
     Background::start("trackio", TrackioSender { server, project, run: run.clone(), sent: false })
 }

@@ -78,7 +78,11 @@ pub(crate) struct WandbFile {
 
 impl WandbFile {
     /// Creates the folder of an offline run in `wandb` in the run's folder. A resumed run has the id of the first one.
-    pub(crate) fn open(run: &TrackedRun, project: &str, entity: Option<&str>) -> Result<WandbFile, ObserveError> {
+    pub(crate) fn open(
+        run: &TrackedRun,
+        project: &str,
+        entity: Option<&str>,
+    ) -> Result<WandbFile, ObserveError> {
         let root = run.dir.join("wandb");
         let failed = |source| ObserveError::Open { path: root.clone(), source };
         fs::create_dir_all(&root).map_err(failed)?;
@@ -94,7 +98,12 @@ impl WandbFile {
         Ok(wandb)
     }
 
-    fn begin(&mut self, run: &TrackedRun, id: &str, (project, entity): (&str, Option<&str>)) -> io::Result<()> {
+    fn begin(
+        &mut self,
+        run: &TrackedRun,
+        id: &str,
+        (project, entity): (&str, Option<&str>),
+    ) -> io::Result<()> {
         let version = Message::default()
             .text(field::PRODUCER, concat!("lockstep-", env!("CARGO_PKG_VERSION")))
             .text(field::MIN_CONSUMER, MIN_CONSUMER);
@@ -322,8 +331,12 @@ mod tests {
     fn records_of_all_sizes_read_back() {
         let mut log = LogWriter::new(Vec::new()).unwrap();
         let sizes = [1, 100, BLOCK_BYTES, 3 * BLOCK_BYTES + 5, 7, BLOCK_BYTES - 20, 1, 2, 3];
-        let all: Vec<Vec<u8>> =
-            sizes.iter().enumerate().map(|(i, len)| vec![i as u8 + 1; *len]).chain((0..9000).map(|i| vec![1; i % 11 + 1])).collect();
+        let all: Vec<Vec<u8>> = sizes
+            .iter()
+            .enumerate()
+            .map(|(i, len)| vec![i as u8 + 1; *len])
+            .chain((0..9000).map(|i| vec![1; i % 11 + 1]))
+            .collect();
         all.iter().for_each(|record| log.push(record).unwrap());
         assert_eq!(records(&log.file), all);
     }
@@ -354,8 +367,11 @@ mod tests {
         wandb.finish(true).unwrap();
         let all = written(dir.path());
         let name = all[0].0.file_name().unwrap().to_str().unwrap();
-        assert!(name.starts_with("offline-run-20") && name.len() == "offline-run-20260101_000000-abcdefgh".len());
-        let found: Vec<Vec<(u32, Vec<u8>)>> = records(&all[0].1).iter().map(|record| fields(record)).collect();
+        assert!(
+            name.starts_with("offline-run-20") && name.len() == "offline-run-20260101_000000-abcdefgh".len()
+        );
+        let found: Vec<Vec<(u32, Vec<u8>)>> =
+            records(&all[0].1).iter().map(|record| fields(record)).collect();
         let kinds: Vec<u32> = found.iter().map(|fields| fields[1].0).collect();
         use field::record::*;
         assert_eq!(kinds, [HEADER, RUN, METRIC, METRIC, SUMMARY, HISTORY, SUMMARY, HISTORY, EXIT]);
@@ -366,7 +382,13 @@ mod tests {
         let items: Vec<String> = history
             .iter()
             .filter(|(number, _)| *number == field::ITEM)
-            .map(|(_, item)| fields(item).iter().map(|(_, v)| String::from_utf8(v.clone()).unwrap()).collect::<Vec<_>>().join("="))
+            .map(|(_, item)| {
+                fields(item)
+                    .iter()
+                    .map(|(_, v)| String::from_utf8(v.clone()).unwrap())
+                    .collect::<Vec<_>>()
+                    .join("=")
+            })
             .collect();
         assert_eq!(items[2..], ["_step=1", "train/global_step=1", "train/loss=2.5", "eval/loss=NaN"]);
         assert_eq!(history.last().unwrap().0, field::HISTORY_STEP);
@@ -376,7 +398,8 @@ mod tests {
     fn a_resumed_run_has_the_same_id() {
         let dir = tempfile::tempdir().unwrap();
         let id = |resume_step| {
-            let file = WandbFile::open(&TrackedRun { resume_step, ..run(dir.path()) }, "lockstep", None).unwrap();
+            let file =
+                WandbFile::open(&TrackedRun { resume_step, ..run(dir.path()) }, "lockstep", None).unwrap();
             file.path.file_name().unwrap().to_owned()
         };
         let first = id(None);
