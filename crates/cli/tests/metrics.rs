@@ -75,7 +75,7 @@ fn a_breakdown_is_printed_if_asked_for() {
     let folder = Folder::new(RUN);
     let printed = folder.succeeds(&["train", "run.yaml", "wall_clock_breakdown=true"]);
     let line = printed.lines().find(|line| line.starts_with("step 2 | time | ")).expect("a breakdown");
-    assert!(line.contains(" forward 0.") && line.contains(" %)"), "{line}");
+    assert!(line.contains(" forward ") && line.contains(" %)"), "{line}");
     assert!(folder.read("out/logs/training.log").contains(line));
 }
 
@@ -95,8 +95,9 @@ fn profiled_steps_are_a_timeline_of_all_ranks() {
         assert!(updates > 0 && steps == 2, "rank {rank}");
         assert!(of_rank().any(|span| span["name"].as_str().unwrap().contains("backward")), "rank {rank}");
     }
-    let time = |key: &str| spans.iter().map(move |span| span[key].as_f64().unwrap());
-    assert!(time("ts").all(|ts| ts >= 0.0) && time("dur").all(|dur| dur >= 0.0));
+    for span in &spans {
+        assert!(span["ts"].as_f64().unwrap() >= 0.0 && span["dur"].as_f64().unwrap() >= 0.0, "{span}");
+    }
     // Both ranks end a step in the same exchange, so it overlaps on the shared clock.
     let exchange = |rank: u64| {
         let of_step = |span: &&&Value| span["pid"] == rank && span["name"] == "step 3: exchange";
@@ -289,7 +290,7 @@ fn runs_are_listed_shown_compared_and_drawn() {
     let svg = folder.succeeds(&["runs", "plot", "all/first", "all/second", "--metric", "grad_norm"]);
     assert!(svg.starts_with("<svg ") && svg.matches("stroke-width=\"1.5\"").count() == 2);
     let refused = folder.refused(&["runs", "plot", "all/first", "--metric", "speed"], 64);
-    assert!(refused.contains("have no `speed`") && refused.contains("hint: It has epoch, loss"), "{refused}");
+    assert!(refused.contains("have no `speed`") && refused.contains("hint: it has epoch, loss"), "{refused}");
     folder.refused(&["runs", "show", "elsewhere"], 66);
 }
 
@@ -301,7 +302,9 @@ fn logs_of_any_program_are_read() {
     assert_eq!(own.lines().count(), 3, "{own}");
     folder.write("theirs.log", "epoch 1\nstep 10 loss: 2.5\nstep 20 loss: 2.25\n");
     let json = folder.succeeds(&["logs", "theirs.log", "--json", "--svg", "loss.svg"]);
-    assert_eq!(json, "{\"loss\":2.5,\"step\":10}\n{\"loss\":2.25,\"step\":20}\n");
+    let read: Vec<_> =
+        lines(&json).into_iter().map(|line| (line["step"].clone(), line["loss"].clone())).collect();
+    assert_eq!(read, [(10.into(), 2.5.into()), (20.into(), 2.25.into())]);
     assert!(folder.read("loss.svg").contains("<path"));
     let refused = folder.refused(&["logs", "data.jsonl"], 65);
     assert!(refused.contains("data.jsonl has no line with a loss"), "{refused}");

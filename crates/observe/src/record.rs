@@ -44,12 +44,16 @@ impl StepCost {
         self.numbers.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
     }
 
-    /// Where the time of the step went, as text: `forward 0.31 s (42 %) | backward …`. `None` if nothing was measured.
+    /// Where the time of the step went, as text: `forward 310.00 ms (42 %) | backward …`. `None` if nothing was measured.
     pub fn breakdown(&self, step_seconds: f64) -> Option<String> {
         let parts = self.numbers.iter().filter_map(|(key, value)| {
             let name = key.strip_suffix("_seconds")?.replace('_', " ");
             let share = if step_seconds > 0.0 { 100.0 * value / step_seconds } else { 0.0 };
-            (*value > 0.0).then(|| format!("{name} {} s ({share:.0} %)", decimals(*value, 3)))
+            let time = match *value {
+                1.0.. => format!("{value:.2} s"),
+                _ => format!("{:.2} ms", 1e3 * value),
+            };
+            (*value > 0.0).then(|| format!("{name} {time} ({share:.0} %)"))
         });
         let parts: Vec<String> = parts.collect();
         (!parts.is_empty()).then(|| parts.join(" | "))
@@ -352,6 +356,33 @@ pub(crate) mod tests {
             nan.json().contains(
                 "\"loss\":null,\"loss_text\":\"nan\",\"grad_norm\":null,\"grad_norm_text\":\"inf\""
             )
+        );
+    }
+
+    #[test]
+    fn a_breakdown_shows_what_took_time() {
+        let numbers = vec![
+            ("mfu", 0.5),
+            ("forward_seconds", 0.25),
+            ("reduce_wait_seconds", 1.5),
+            ("copy_seconds", 0.0),
+        ];
+        let cost = StepCost { numbers, ..StepCost::NONE };
+        let text = cost.breakdown(2.0).unwrap();
+        assert_eq!(text, "forward 250.00 ms (12 %) | reduce wait 1.50 s (75 %)");
+        assert_eq!(StepCost::NONE.breakdown(2.0), None);
+    }
+
+    #[test]
+    fn costs_are_in_the_line() {
+        let cost =
+            StepCost { numbers: vec![("forward_seconds", 0.123_456_789)], rank_busy_seconds: vec![0.5, 1.0] };
+        let line = StepRecord { cost, ..RECORD }.json();
+        assert!(
+            line.ends_with(
+                ",\"skipped\":false,\"forward_seconds\":0.123457,\"rank_busy_seconds\":[0.5,1.0]}"
+            ),
+            "{line}"
         );
     }
 

@@ -77,7 +77,7 @@ impl RunInfo {
 pub struct MetricsLine {
     pub step: u64,
     pub evaluation: bool,
-    /// All numbers but the step, in the order of the line. Values that JSON does not have are numbers here.
+    /// All numbers but the step. Values that JSON does not have are numbers here.
     pub numbers: Vec<(String, f64)>,
     /// Lists of numbers, such as one for each rank.
     pub lists: Vec<(String, Vec<f64>)>,

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use lockstep_config::{OutputConfig, RunConfig, Tracker};
+use lockstep_device::{Device, Machine};
 use lockstep_observe::{
     EvalRecord, ObserveError, RunInfo, RunLog, ServerAddress, StepRecord, TrackedRun, TrackerTarget, Trackers,
 };
@@ -57,6 +58,45 @@ impl TrackerAccess {
     }
 }
 
+/// A run as rank 0 knows it when it starts.
+pub(crate) struct RunDescription<'a> {
+    pub(crate) dir: &'a Path,
+    pub(crate) config: &'a RunConfig,
+    /// Without secrets.
+    pub(crate) config_text: &'a str,
+    pub(crate) plan: &'a RunPlan,
+    pub(crate) machine: Machine,
+    pub(crate) total_steps: u64,
+    pub(crate) trackers: &'a TrackerAccess,
+    pub(crate) resume_step: Option<u64>,
+}
+
+impl RunDescription<'_> {
+    fn info(&self) -> RunInfo {
+        let config = self.config;
+        let kinds = MemoryByKind::of(self.plan).rows();
+        RunInfo {
+            name: run_name(config, self.dir),
+            started: String::new(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            config: self.config_text.to_owned(),
+            settings: config
+                .changed
+                .iter()
+                .map(|(key, text)| (key.to_string(), value_of(key, text)))
+                .collect(),
+            ranks: config.plan.world_size().into(),
+            device: match self.machine.device {
+                Device::Cpu => format!("{} threads", self.machine.num_threads),
+                Device::Cuda(gpu) => gpu.name.clone(),
+            },
+            total_steps: self.total_steps,
+            parameters: self.plan.input.models[0].params(),
+            planned_memory_bytes: kinds.iter().map(|(name, bytes)| (name.to_string(), bytes.0)).collect(),
+        }
+    }
+}
+
 /// Writes the log and reports to trackers on rank 0, and does nothing on other ranks.
 pub(crate) struct Journal {
     log: Option<RunLog>,
@@ -64,59 +104,24 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// `config_text` has no secrets.
-    pub(crate) fn open(
-        dir: &Path,
-        config: &RunConfig,
-        config_text: &str,
-        access: &TrackerAccess,
-        resume_step: Option<u64>,
-    ) -> Result<Journal, ObserveError> {
-        let log = RunLog::open(dir, resume_step)?;
-        let run = TrackedRun {
-            name: run_name(config, dir),
-            dir: dir.to_path_buf(),
-            config: config_text.to_owned(),
-            settings: config
-                .changed
-                .iter()
-                .map(|(key, text)| (key.to_string(), value_of(key, text)))
-                .collect(),
-            resume_step,
+    /// Opens the log and the trackers, and writes `run.json`, by which other programs know the run.
+    pub(crate) fn open(run: &RunDescription<'_>) -> Result<Journal, ObserveError> {
+        let log = RunLog::open(run.dir, run.resume_step)?;
+        let info = run.info();
+        info.write(run.dir)?;
+        let tracked = TrackedRun {
+            name: info.name,
+            dir: run.dir.to_path_buf(),
+            config: info.config,
+            settings: info.settings.into_iter().collect(),
+            resume_step: run.resume_step,
         };
-        Ok(Journal { log: Some(log), trackers: Trackers::open(&access.targets(&config.output), &run) })
+        let trackers = Trackers::open(&run.trackers.targets(&run.config.output), &tracked);
+        Ok(Journal { log: Some(log), trackers })
     }
 
     pub(crate) fn closed() -> Journal {
         Journal { log: None, trackers: Trackers::default() }
-    }
-
-    /// Writes `run.json`, by which others know the run.
-    pub(crate) fn describe(
-        dir: &Path,
-        config: &RunConfig,
-        config_text: &str,
-        plan: &RunPlan,
-        (device, total_steps): (String, u64),
-    ) -> Result<(), ObserveError> {
-        let kinds = MemoryByKind::of(plan).rows();
-        let info = RunInfo {
-            name: run_name(config, dir),
-            started: String::new(),
-            version: env!("CARGO_PKG_VERSION").into(),
-            config: config_text.to_owned(),
-            settings: config
-                .changed
-                .iter()
-                .map(|(key, text)| (key.to_string(), value_of(key, text)))
-                .collect(),
-            ranks: config.plan.world_size().into(),
-            device,
-            total_steps,
-            parameters: plan.input.models[0].params(),
-            planned_memory_bytes: kinds.iter().map(|(name, bytes)| (name.to_string(), bytes.0)).collect(),
-        };
-        info.write(dir)
     }
 
     /// Logs a step. Trackers get only the steps that are `shown`.

@@ -13,11 +13,13 @@ use lockstep_plan::RunPlan;
 
 use crate::adapter;
 use crate::error::TrainError;
-use crate::journal::Journal;
+use crate::journal::{Journal, RunDescription};
+use crate::learner::Learner;
 use crate::learning::{LearnerSources, Learning};
 use crate::models::RunModels;
 use crate::numerics::{CudaVersions, NumericsFingerprint};
 use crate::objective::Objective;
+use crate::output_dir::OutputDir;
 use crate::position::Position;
 use crate::profile::Profiler;
 use crate::reference::reference_sync;
@@ -66,20 +68,16 @@ impl<'a> Trainer<'a> {
         let loaded = BytesLoaded::of_all(&engine, checkpoint.as_ref(), read)?;
         let log = if rank == Rank(0) {
             output.sweep(prepared.launch_id.as_deref())?;
-            let resume_step = checkpoint.as_ref().map(|_| position.step);
-            let device = match machine.device {
-                Device::Cpu => format!("{} threads", machine.num_threads),
-                Device::Cuda(gpu) => gpu.name.clone(),
-            };
-            let log = Journal::open(output.path(), config, config_text, &prepared.trackers, resume_step)?;
-            Journal::describe(
-                output.path(),
+            Journal::open(&RunDescription {
+                dir: output.path(),
                 config,
                 config_text,
-                engine.plan(),
-                (device, state.total_steps),
-            )?;
-            log
+                plan: engine.plan(),
+                machine,
+                total_steps: state.total_steps,
+                trackers: &prepared.trackers,
+                resume_step: checkpoint.as_ref().map(|_| position.step),
+            })?
         } else {
             Journal::closed()
         };
@@ -91,14 +89,7 @@ impl<'a> Trainer<'a> {
             stopped: false,
             memory: None,
         };
-        let measurement = match config.output.wall_clock_breakdown {
-            true => Measurement::Operations,
-            false => Measurement::Lanes,
-        };
-        engine.measure(measurement)?;
-        let meter = StepMeter::new(&engine, machine, config.device.tf32, learner.trained());
-        let profiler =
-            config.output.profile_steps.map(|steps| Profiler::new(steps, measurement, output.path()));
+        let (meter, profiler) = measure(&mut engine, config, machine, &*learner, &output)?;
         let peak_memory = prepared.peak_memory;
         let mut trainer = Trainer {
             state,
@@ -143,6 +134,24 @@ impl<'a> Trainer<'a> {
         }
         Ok(())
     }
+}
+
+/// Sets how much of a step is measured.
+fn measure(
+    engine: &mut Engine,
+    config: &RunConfig,
+    machine: Machine,
+    learner: &dyn Learner,
+    output: &OutputDir,
+) -> Result<(StepMeter, Option<Profiler>), TrainError> {
+    let usual = match config.output.wall_clock_breakdown {
+        true => Measurement::Operations,
+        false => Measurement::Lanes,
+    };
+    engine.measure(usual)?;
+    let meter = StepMeter::new(engine, machine, config.device.tf32, learner.trained());
+    let profiler = config.output.profile_steps.map(|steps| Profiler::new(steps, usual, output.path()));
+    Ok((meter, profiler))
 }
 
 /// What must stay the same when the run is resumed.

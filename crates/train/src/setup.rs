@@ -38,6 +38,9 @@ const FOREIGN: Bytes = Bytes(22 << 20);
 /// thousand tokens, 5.7 for one of 150 thousand.
 const TOKENIZER_FACTOR: u64 = 8;
 
+/// The HTTP client and the thread of a tracker on a server. Measured on Linux x86-64: 1.1 MiB.
+const TRACKER: Bytes = Bytes(3 << 20);
+
 /// The index of a document: its bounds, its row, and the state of packing. The tokens stay in their file.
 const BYTES_PER_DOC: u64 = 32;
 
@@ -425,6 +428,9 @@ fn foreign(config: &RunConfig, tokenizer: &Tokenizer, dataset: Option<&Dataset>)
     let batch_bytes = steps_in_flight * micros * positions as u64 * BYTES_PER_POSITION;
     // The window through which this rank maps the memory of each other rank of the host.
     let peers = u64::from(config.plan.nproc_per_node.saturating_sub(1)) * lockstep_comm::SHM_WINDOW_BYTES;
-    let held = tokenizer_bytes as u64 * TOKENIZER_FACTOR + data_bytes + batch_bytes + peers;
+    let on_server =
+        |tracker: &&config::Tracker| matches!(tracker, config::Tracker::Mlflow | config::Tracker::Trackio);
+    let trackers = config.output.trackers.iter().filter(on_server).count() as u64 * TRACKER.0;
+    let held = trackers + tokenizer_bytes as u64 * TOKENIZER_FACTOR + data_bytes + batch_bytes + peers;
     FOREIGN + preparing_bytes(tokenizer) + Bytes(held)
 }
