@@ -284,7 +284,8 @@ mod tests {
         let evaluation = |step| EvalRecord {
             step,
             loss: Some(1.5),
-            tokens: Some(3),
+            // Only supervised fine-tuning counts tokens.
+            tokens: (step % 2 == 0).then_some(3),
             seconds: 0.1,
             ..EvalRecord::default()
         };
