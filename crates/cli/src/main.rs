@@ -25,6 +25,7 @@ mod hub;
 mod init;
 mod inputs;
 mod launch;
+mod logs;
 mod man;
 mod output_file;
 mod plan;
@@ -34,9 +35,11 @@ mod ranks;
 mod recipe;
 mod report;
 mod reporter;
+mod runs;
 mod selftest;
 mod selftest_ranks;
 mod stop;
+mod trackers;
 mod train;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -91,6 +94,8 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Eval(args) => evaluate::run(args).map(|()| ExitCode::SUCCESS),
         Command::Generate(args) => generate::run(args).map(|()| ExitCode::SUCCESS),
         Command::Export(args) => export::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Runs(args) => runs::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Logs(args) => logs::run(args).map(|()| ExitCode::SUCCESS),
         Command::Prepare(args) => prepare::run(args).map(|()| ExitCode::SUCCESS),
         Command::Download(args) => download::run(args).map(|()| ExitCode::SUCCESS),
         Command::Selftest(args) => selftest::run(args),

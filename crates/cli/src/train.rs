@@ -17,7 +17,7 @@ use crate::hub::Need;
 use crate::plan::{AutoChoices, PlanSubject};
 use crate::report::{self, Bug, Failure};
 use crate::stop::Stopper;
-use crate::{dry_run, foreign_launch, gpu, host, hub, inputs, launch, plan, ranks};
+use crate::{dry_run, foreign_launch, gpu, host, hub, inputs, launch, plan, ranks, trackers};
 
 pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
     if args.dry_run {
@@ -130,10 +130,12 @@ fn train(
     let (local_rank, ranks) =
         session.as_ref().map_or((0, 1), |s| (s.world().local_rank, s.world().local_world_size));
     let device = gpu::choose_for_rank(config.device, local_rank, ranks)?;
+    let trackers = trackers::access(config)?;
     let mut prepared =
         lockstep_train::prepare(config, rank, device).map_err(|error| plan::explained(error, config))?;
     prepared.peak_memory = host::peak_memory;
     prepared.environment.environment = std::env::vars_os().collect();
+    prepared.trackers = trackers;
     prepared.stop = stopper.request.clone();
     prepared.launch_id = ranks::launch_id();
     if let Some(session) = &mut session {

@@ -30,6 +30,7 @@ mod learning;
 mod lora;
 mod memory;
 mod messages;
+mod metrics;
 mod output_folder;
 mod panics;
 mod plan_costs;

@@ -11,6 +11,7 @@ use crate::carrier::{BOUNCE_BYTES, Carrier, MAX_OFFERS};
 use crate::error::{Abort, CommError};
 use crate::group::Group;
 use crate::offers::Offers;
+use crate::traffic::{CountingCarrier, Traffic};
 
 /// One part of an all-gather: this rank's shard, and the whole that all members' shards make up ([`Group::share`]).
 /// The shard may already lie inside the whole.
@@ -33,6 +34,7 @@ pub struct Comm {
     pub(crate) bounce: Arc<Memory>,
     pub(crate) isa: Isa,
     note: String,
+    traffic: Traffic,
 }
 
 impl Comm {
@@ -42,7 +44,9 @@ impl Comm {
             Arc::new(memory.expect("128 KiB of host memory for small messages can be allocated"))
         });
         assert!(bounce.bytes().0 >= BOUNCE_BYTES as u64, "the carrier's bounce buffer is too small");
-        Comm { carrier, bounce, isa: Isa::detect(), note: String::new() }
+        let traffic = Traffic::default();
+        let carrier = Box::new(CountingCarrier { inner: carrier, traffic: traffic.clone() });
+        Comm { carrier, bounce, isa: Isa::detect(), note: String::new(), traffic }
     }
 
     pub(crate) fn with_note(self, note: String) -> Comm {
@@ -52,6 +56,11 @@ impl Comm {
     /// For the log: which carrier is in use, and why a faster one is not.
     pub fn note(&self) -> &str {
         &self.note
+    }
+
+    /// The bytes that this rank's collectives have moved.
+    pub fn traffic(&self) -> &Traffic {
+        &self.traffic
     }
 
     pub fn rank(&self) -> Rank {

@@ -21,6 +21,7 @@ mod reduce;
 mod shm;
 mod tcp;
 mod thread;
+mod traffic;
 mod wire;
 
 pub use bytes::BYTES_PER_ROUND;
@@ -37,3 +38,4 @@ pub use shm::{SHM_WINDOW_BYTES, ShmCarrier};
 pub use tcp::net;
 pub use tcp::{Sockets, TcpCarrier, TcpSpec};
 pub use thread::{ThreadCarrier, thread_world};
+pub use traffic::Traffic;

@@ -307,8 +307,11 @@ keys! {
     Output Word "save_strategy" = "steps", "When to save checkpoints: `steps`, `epoch`, `best` (after the best evaluation so far) or `no`.";
     Output Exact "save_steps" = "500", "Save a checkpoint every N steps.";
     Output Exact "save_total_limit" = "null", "Maximum number of checkpoints to keep. Defaults to all.";
-    Output Word "report_to" = "none", "Trackers to report to: `tensorboard` (or `all`) or `none`. May be a list.";
+    Output Word "report_to" = "none", "Trackers to report to: `tensorboard` (or `all`), `csv`, `wandb` (files for `wandb sync`), `mlflow`, `trackio` or `none`. May be a list.";
+    Output Exact "project" = "null", "Project of the run in wandb and Trackio, and its experiment in MLflow. Defaults to `WANDB_PROJECT`, `MLFLOW_EXPERIMENT_NAME` or `TRACKIO_PROJECT`, or else to `lockstep`.";
     Output Exact "logging_dir" = "null", "Folder of TensorBoard's event files. Defaults to `runs` in `output_dir`.";
+    Output Exact "wall_clock_breakdown" = "false", "Print where the time of each logged step goes. On a GPU, all operations are measured then, which ends every step with a wait for the GPU.";
+    Output Exact "profile_steps" = "null", "Record when each operation of these steps runs on every rank: a step, or a range such as `10:12`. The file, in `profile` in `output_dir`, opens in Perfetto and in Chrome.";
     Output Exact "resume_from_checkpoint" ["resume_from"] = "false", "Checkpoint to resume from: `true` or `latest` for the newest complete one, `auto` for the newest one if there is any, or a path.";
 }
 

@@ -18,6 +18,7 @@ mod memory;
 mod nontemporal;
 mod offload_file;
 mod pool;
+mod process_memory;
 mod queue;
 mod real;
 
@@ -30,5 +31,6 @@ pub use memory::{Memory, MemoryError, View};
 pub use nontemporal::copy_nontemporal;
 pub use offload_file::{OffloadFile, OffloadFileError};
 pub use pool::Pool;
+pub use process_memory::ProcessMemory;
 pub use queue::{CpuQueue, Device, Machine, Queue};
 pub use real::Real;

@@ -9,6 +9,16 @@ use lockstep_core::fold::{FoldStep, fold_steps};
 use crate::engine::Engine;
 use crate::error::EngineError;
 
+/// What ranks have exchanged.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Exchanged {
+    /// Over all ranks.
+    pub sums: Vec<f64>,
+    pub maxima: Vec<f64>,
+    /// The own numbers of each rank, in rank order.
+    pub of_ranks: Vec<Vec<f64>>,
+}
+
 impl Engine {
     /// A description of what carries bytes between ranks. `None` for a single rank.
     pub fn carrier(&self) -> Option<String> {
@@ -96,15 +106,25 @@ impl Engine {
         sums: &[f64],
         maxima: &[f64],
     ) -> Result<(Vec<f64>, Vec<f64>), EngineError> {
-        let bytes: Vec<u8> = sums.iter().chain(maxima).flat_map(|v| v.to_le_bytes()).collect();
-        let all = self.all_gather_bytes(what, &bytes)?;
+        self.exchange(what, sums, maxima, &[]).map(|exchange| (exchange.sums, exchange.maxima))
+    }
+
+    /// Like [`Engine::all_reduce_sums_and_maxima`]; every rank also gets the `own` numbers of each rank, as many on all of
+    /// them, in the same exchange.
+    pub fn exchange(
+        &self,
+        what: &str,
+        sums: &[f64],
+        maxima: &[f64],
+        own: &[f64],
+    ) -> Result<Exchanged, EngineError> {
+        let reduced = sums.len() + maxima.len();
+        let mine: Vec<f64> = sums.iter().chain(maxima).chain(own).copied().collect();
+        let all = self.all_gather_f64(what, &mine)?;
         let mut stack: Vec<Vec<f64>> = Vec::new();
         let nodes: Vec<u32> = self.shared.transport.group(Axis::World).nodes().to_vec();
         fold_steps(&nodes, &mut |step| match step {
-            FoldStep::Push(rank) => {
-                let numbers = all[rank].chunks_exact(8);
-                stack.push(numbers.map(|b| f64::from_le_bytes(b.try_into().expect("eight bytes"))).collect());
-            }
+            FoldStep::Push(rank) => stack.push(all[rank][..reduced].to_vec()),
             FoldStep::Add => {
                 let (right, left) = (stack.pop().expect("two sides"), stack.pop().expect("two sides"));
                 let fold =
@@ -112,9 +132,10 @@ impl Engine {
                 stack.push(left.iter().zip(&right).enumerate().map(fold).collect());
             }
         });
-        let mut all = stack.pop().expect("a world has a rank");
-        let maxima = all.split_off(sums.len());
-        Ok((all, maxima))
+        let mut totals = stack.pop().expect("a world has a rank");
+        let maxima = totals.split_off(sums.len());
+        let of_ranks = all.into_iter().map(|mut numbers| numbers.split_off(reduced)).collect();
+        Ok(Exchanged { sums: totals, maxima, of_ranks })
     }
 
     /// The tag of the next call. All ranks count their calls in the same order, so a tag identifies one call.

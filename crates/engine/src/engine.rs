@@ -17,6 +17,7 @@ use crate::addresses::{Memories, UnitResidents};
 use crate::driver::PhaseDriver;
 use crate::error::EngineError;
 use crate::lanes::{Lanes, ScheduleRun};
+use crate::meter::Meter;
 use crate::norm::NormScratch;
 use crate::poison::Poison;
 use crate::prepared_phase::PreparedPhase;
@@ -72,6 +73,7 @@ pub(crate) struct Shared {
     current: AtomicUsize,
     pub(crate) memories: Memories,
     pub(crate) lanes: Lanes,
+    pub(crate) meter: Meter,
     pub(crate) rank: Rank,
     pub(crate) host_calls: AtomicU64,
     pub(crate) seed: AtomicU64,
@@ -130,6 +132,7 @@ impl Engine {
             current: AtomicUsize::new(0),
             memories,
             lanes: Lanes::new(&threads),
+            meter: Meter::default(),
             rank,
             host_calls: AtomicU64::new(1),
             seed: AtomicU64::new(0),
@@ -202,13 +205,18 @@ impl Engine {
             self.synchronize()?;
             shared.current.store(phase, Ordering::SeqCst);
         }
+        shared.begin_measuring(self.queue.cuda())?;
         let run = shared.lanes.begin(schedule.ops.len(), same_schedule, |run| {
             if let Some(step) = step {
                 *shared.steps.of(run) = step;
             }
         })?;
         shared.run_guarded(Lane::Compute, || shared.compute_lane(run, caller, &self.queue));
-        shared.lanes.wait_for_return(run, schedule)?;
+        shared.lanes.wait_for_return(run, schedule, &shared.meter)?;
+        if shared.measures_on_gpu() {
+            self.synchronize()?;
+            shared.finish_measuring()?;
+        }
         Ok(run)
     }
 

@@ -50,13 +50,13 @@ impl Shared {
     ) -> Result<(), EngineError> {
         let schedule = &self.schedule_phase().schedule;
         for (i, op) in schedule.ops.iter().enumerate().filter(|(_, op)| op.lane == lane) {
-            if self.lanes.wait_for_ops(op, run, schedule).is_err() {
+            if self.lanes.wait_for_ops(op, run, schedule, &self.meter).is_err() {
                 return Ok(());
             }
             failpoint::pass(failpoint_of(lane));
             self.wait_for_events(op, run, queue)?;
             self.poison_before(i);
-            each(i, op.kind)?;
+            self.measured((i, op), queue.cuda(), || each(i, op.kind))?;
             self.poison_after(i);
             if let (Some(event), Some(cuda)) = (&self.prepared_phase().events[run.parity()][i], queue.cuda())
             {

@@ -5,11 +5,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lockstep_plan::{Lane, Op, Schedule, Wait};
 
 use crate::error::EngineError;
+use crate::meter::{Activity, Meter};
 
 /// How often a waiting lane checks before it sleeps. It spins only briefly: with one core per rank, spinning starves the
 /// lane it waits for.
@@ -145,9 +146,16 @@ impl Lanes {
     }
 
     /// Waits for the operations that a schedule returns after.
-    pub(crate) fn wait_for_return(&self, run: ScheduleRun, schedule: &Schedule) -> Result<(), EngineError> {
+    pub(crate) fn wait_for_return(
+        &self,
+        run: ScheduleRun,
+        schedule: &Schedule,
+        meter: &Meter,
+    ) -> Result<(), EngineError> {
         let Some(over) = &schedule.returns_after else { return self.synchronize(&Lane::ALL) };
-        let waited = over.iter().try_for_each(|id| self.wait(&Wait::SameRun(*id), run, schedule));
+        // The caller's thread is the compute lane.
+        let waited =
+            over.iter().try_for_each(|id| self.wait(&Wait::SameRun(*id), run, schedule, Some(meter)));
         // Checked even if all of them have finished: a stream can fail after everything was enqueued.
         if waited.is_err() || self.is_stopped() { self.synchronize(&Lane::ALL) } else { Ok(()) }
     }
@@ -203,12 +211,25 @@ impl Lanes {
     }
 
     /// Waits for all operations that `op` waits for.
-    pub(crate) fn wait_for_ops(&self, op: &Op, run: ScheduleRun, schedule: &Schedule) -> Result<(), Stopped> {
-        op.waits.iter().try_for_each(|wait| self.wait(wait, run, schedule))?;
+    pub(crate) fn wait_for_ops(
+        &self,
+        op: &Op,
+        run: ScheduleRun,
+        schedule: &Schedule,
+        meter: &Meter,
+    ) -> Result<(), Stopped> {
+        let meter = (op.lane == Lane::Compute).then_some(meter);
+        op.waits.iter().try_for_each(|wait| self.wait(wait, run, schedule, meter))?;
         if self.is_stopped() { Err(Stopped) } else { Ok(()) }
     }
 
-    fn wait(&self, wait: &Wait, run: ScheduleRun, schedule: &Schedule) -> Result<(), Stopped> {
+    fn wait(
+        &self,
+        wait: &Wait,
+        run: ScheduleRun,
+        schedule: &Schedule,
+        meter: Option<&Meter>,
+    ) -> Result<(), Stopped> {
         let Some(WaitTarget { op, count, .. }) = run.wait_target(wait) else { return Ok(()) };
         let done = &self.done[schedule.ops[op].lane as usize];
         for _ in 0..SPINS {
@@ -217,6 +238,15 @@ impl Lanes {
             }
             std::hint::spin_loop();
         }
+        let start = Instant::now();
+        let waited = self.sleep_until_done(done, count);
+        if let Some(meter) = meter {
+            meter.waited(Activity::of(schedule.ops[op].kind), start.elapsed());
+        }
+        waited
+    }
+
+    fn sleep_until_done(&self, done: &AtomicU64, count: u64) -> Result<(), Stopped> {
         let mut progress = self.lock();
         self.waiting.fetch_add(1, Ordering::SeqCst);
         // `done` is read after `waiting` was raised, so a lane that finishes either sees `waiting` and notifies, or is
@@ -277,7 +307,7 @@ mod tests {
     /// The compute lane of a run; it sends the index of every operation it has finished.
     fn compute(lanes: &Lanes, schedule: &Schedule, run: ScheduleRun, finished: &mpsc::Sender<usize>) {
         for i in 0..2 {
-            assert!(lanes.wait_for_ops(&schedule.ops[i], run, schedule).is_ok());
+            assert!(lanes.wait_for_ops(&schedule.ops[i], run, schedule, &Meter::default()).is_ok());
             lanes.finish_op(Lane::Compute, run, i);
             finished.send(i).unwrap();
         }
@@ -300,7 +330,9 @@ mod tests {
                 while let Some(run) = lanes.next_run(seen) {
                     seen += 1;
                     for i in 2..4 {
-                        assert!(lanes.wait_for_ops(&schedule.ops[i], run, schedule).is_ok());
+                        assert!(
+                            lanes.wait_for_ops(&schedule.ops[i], run, schedule, &Meter::default()).is_ok()
+                        );
                         gate.recv().unwrap();
                         lanes.finish_op(Lane::Host, run, i);
                     }
@@ -310,14 +342,14 @@ mod tests {
             let begin = || lanes.begin(schedule.ops.len(), true, |_| {}).unwrap();
             let first = begin();
             compute(lanes, schedule, first, &sender);
-            lanes.wait_for_return(first, schedule).unwrap();
+            lanes.wait_for_return(first, schedule, &Meter::default()).unwrap();
             assert_eq!((finished.recv(), finished.recv()), (Ok(0), Ok(1)));
 
             // The host has updated nothing yet.
             let second = begin();
             scope.spawn(move || {
                 compute(lanes, schedule, second, &sender);
-                lanes.wait_for_return(second, schedule).unwrap();
+                lanes.wait_for_return(second, schedule, &Meter::default()).unwrap();
                 // Not before the host has finished the first.
                 let third = lanes.begin(schedule.ops.len(), true, |_| {}).unwrap();
                 sender.send(third.number as usize).unwrap();
@@ -346,7 +378,7 @@ mod tests {
         let run = lanes.begin(schedule.ops.len(), true, |_| {}).unwrap();
         lanes.finish_op(Lane::Compute, run, 1);
         lanes.stop(panicked("compute"));
-        let failed = lanes.wait_for_return(run, &schedule);
+        let failed = lanes.wait_for_return(run, &schedule, &Meter::default());
         assert!(matches!(failed, Err(EngineError::LanePanicked { .. })), "{failed:?}");
     }
 
@@ -355,7 +387,7 @@ mod tests {
         let (lanes, schedule) = (Lanes::new(&[Lane::Host]), schedule());
         let first = lanes.begin(schedule.ops.len(), true, |_| {}).unwrap();
         lanes.finish_op(Lane::Compute, first, 1);
-        lanes.wait_for_return(first, &schedule).unwrap();
+        lanes.wait_for_return(first, &schedule, &Meter::default()).unwrap();
         lanes.stop(panicked("host"));
         let failed = lanes.begin(schedule.ops.len(), true, |_| {});
         assert!(matches!(failed, Err(EngineError::LanePanicked { .. })));

@@ -14,6 +14,7 @@ mod error;
 mod execute;
 mod inputs;
 mod lanes;
+mod meter;
 mod model;
 mod norm;
 mod prepared_phase;
@@ -27,12 +28,14 @@ mod step;
 mod task;
 mod transport;
 
+pub use collectives::Exchanged;
 pub use driver::{
     Coefficients, DecodeBatch, DecodeDriver, MicroBatch, Outputs, StepDriver, StepReport, UpdateRule,
     UpdateSettings,
 };
 pub use engine::{Engine, Resources};
 pub use error::EngineError;
+pub use meter::{Activity, LaneSeconds, Measurement, OpSpan};
 pub use model::{Model, ModelMut};
 pub use quantised::TensorQuantiser;
 pub use transport::Comms;

@@ -80,7 +80,11 @@ impl Shared {
             }
             let views = &views[..parts.len()];
             match self.transport.nccl().zip(queue.cuda()) {
-                Some((nccl, cuda)) => nccl.of(group).all_gather(cuda, views)?,
+                Some((nccl, cuda)) => {
+                    let bytes = views.iter().map(|part| part.whole.bytes()).sum();
+                    self.transport.count_nccl(axis, bytes, 1);
+                    nccl.of(group).all_gather(cuda, views)?;
+                }
                 None => self.transport.lane().all_gather(group, tag, views)?,
             }
         }
@@ -96,6 +100,10 @@ impl Shared {
                     *view = part.view(&self.memories);
                 }
                 let views = &views[..parts.len()];
+                if self.transport.nccl().is_some() && queue.cuda().is_some() {
+                    let bytes = views.iter().map(View::bytes).sum();
+                    self.transport.count_nccl(task.axis, bytes, 1 + u64::from(task.to_all));
+                }
                 match (self.transport.nccl().zip(queue.cuda()), task.to_all) {
                     (Some((nccl, cuda)), true) => nccl.of(group).all_reduce(cuda, views)?,
                     (Some((nccl, cuda)), false) => nccl.of(group).reduce_scatter(cuda, views)?,

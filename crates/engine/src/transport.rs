@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use lockstep_comm::{Abort, Call, Comm, Group, NcclSpec, NcclWorld};
+use lockstep_comm::{Abort, Call, Comm, Group, NcclSpec, NcclWorld, Traffic};
 use lockstep_core::{Axis, Mesh, Rank};
 
 use crate::error::EngineError;
@@ -24,6 +24,9 @@ pub(crate) struct Transport {
     /// Abort the waits for other ranks when this rank fails.
     aborts: Vec<Abort>,
     groups: [Group; 3],
+    /// Of each communicator, and of the collectives that NCCL was asked for.
+    traffic: Vec<Traffic>,
+    nccl_traffic: Traffic,
 }
 
 impl Transport {
@@ -48,11 +51,15 @@ impl Transport {
             }
             _ => None,
         };
+        let nccl_traffic = Traffic::default();
+        let of_comms =
+            comms.iter().flat_map(|comms| [comms.lane.traffic().clone(), comms.host.traffic().clone()]);
+        let traffic = of_comms.chain([nccl_traffic.clone()]).collect();
         let (lane, host) = match comms {
             Some(Comms { lane, host }) => (Some(Mutex::new(lane)), Some(Mutex::new(host))),
             None => (None, None),
         };
-        Ok(Transport { lane, host, nccl, aborts, groups })
+        Ok(Transport { lane, host, nccl, aborts, groups, traffic, nccl_traffic })
     }
 
     /// The ranks along an axis, including this one.
@@ -81,6 +88,19 @@ impl Transport {
 
     pub(crate) fn is_single_rank(&self) -> bool {
         self.lane.is_none()
+    }
+
+    /// Bytes sent to and received from other ranks.
+    pub(crate) fn traffic(&self) -> (u64, u64) {
+        (self.traffic.iter().map(Traffic::sent).sum(), self.traffic.iter().map(Traffic::received).sum())
+    }
+
+    /// Counts a collective that NCCL runs: on a ring, each rank passes on all but its own share, `passes` times.
+    pub(crate) fn count_nccl(&self, axis: Axis, bytes: usize, passes: u64) {
+        let ranks = self.group(axis).len() as u64;
+        let moved = passes * (bytes as u64 * (ranks - 1) / ranks);
+        self.nccl_traffic.add_sent(moved);
+        self.nccl_traffic.add_received(moved);
     }
 
     /// Aborts every wait for another rank.

@@ -1,8 +1,11 @@
-//! The output of a run: `metrics.jsonl` for programs, `logs/training.log` for people and their scripts, TensorBoard
-//! event files, and progress on a terminal or as plain lines.
+//! The output of a run: `metrics.jsonl` for programs, `logs/training.log` for people and their scripts, trackers
+//! ([`Trackers`]), a timeline of profiled steps ([`Trace`]), and progress on a terminal or as plain lines.
+//!
+//! [`RunFiles`] reads what a run has written, also while it is being written; [`read_log`] reads logs of other programs,
+//! [`line_chart`] draws metrics, [`prometheus_text`] has the newest ones for a monitoring system.
 //!
 //! Nothing is printed here: views write to the writer they are given, and the progress bar draws on stderr only.
-//! Not implemented: other trackers, the ledger, the dashboard.
+//! Not implemented: the dashboard.
 //!
 //! The format of the log is a contract with existing parsers: a line that contains `loss` also contains `step
 //! <digits>` and `loss: <digits>.<digits>`. Values that do not fit this format, such as NaN, are written with the
@@ -10,17 +13,30 @@
 
 #![forbid(unsafe_code)]
 
+mod chart;
 mod error;
+mod log_reader;
 mod progress;
+mod prometheus;
+mod protobuf;
 mod record;
+mod run_files;
 mod run_log;
 mod tensorboard;
 mod terminal;
 mod time;
+mod trace;
+mod trackers;
 
+pub use chart::{Series, line_chart};
 pub use error::ObserveError;
+pub use log_reader::{LoggedStep, read_log};
 pub use progress::{NoProgress, PlainLines, Progress};
-pub use record::{EvalRecord, NamedMetric, StepRecord};
+pub use prometheus::prometheus_text;
+pub use record::{EvalRecord, NamedMetric, StepCost, StepRecord};
+pub use run_files::{MetricsLine, MetricsReader, NewLines, RunFiles, RunInfo};
 pub use run_log::RunLog;
 pub use tensorboard::TensorBoard;
 pub use terminal::TerminalBar;
+pub use trace::{Trace, TraceSpan};
+pub use trackers::{BadAddress, ServerAddress, TrackedRun, TrackerTarget, Trackers};

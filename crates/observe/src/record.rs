@@ -24,6 +24,40 @@ pub struct StepRecord {
     pub loss_scale: Option<f64>,
     /// The metrics of the algorithm.
     pub others: Vec<NamedMetric>,
+    /// What the step cost.
+    pub cost: StepCost,
+}
+
+/// What a step cost: numbers by the keys that docs/metrics.md lists, without those that do not apply.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct StepCost {
+    pub numbers: Vec<(&'static str, f64)>,
+    /// For each rank, the seconds that it did not wait for others. Empty for one rank and for very many.
+    pub rank_busy_seconds: Vec<f64>,
+}
+
+impl StepCost {
+    /// No numbers.
+    pub const NONE: StepCost = StepCost { numbers: Vec::new(), rank_busy_seconds: Vec::new() };
+
+    pub fn get(&self, key: &str) -> Option<f64> {
+        self.numbers.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
+    }
+
+    /// Where the time of the step went, as text: `forward 310.00 ms (42 %) | backward …`. `None` if nothing was measured.
+    pub fn breakdown(&self, step_seconds: f64) -> Option<String> {
+        let parts = self.numbers.iter().filter_map(|(key, value)| {
+            let name = key.strip_suffix("_seconds")?.replace('_', " ");
+            let share = if step_seconds > 0.0 { 100.0 * value / step_seconds } else { 0.0 };
+            let time = match *value {
+                1.0.. => format!("{value:.2} s"),
+                _ => format!("{:.2} ms", 1e3 * value),
+            };
+            (*value > 0.0).then(|| format!("{name} {time} ({share:.0} %)"))
+        });
+        let parts: Vec<String> = parts.collect();
+        (!parts.is_empty()).then(|| parts.join(" | "))
+    }
 }
 
 /// A metric of an algorithm, such as `rewards/margins`.
@@ -61,8 +95,30 @@ impl StepRecord {
         for (name, value) in &self.others {
             push_float(&mut out, name, *value);
         }
+        for (name, value) in &self.cost.numbers {
+            push_float(&mut out, name, rounded(*value));
+        }
+        if !self.cost.rank_busy_seconds.is_empty() {
+            let seconds: Vec<f64> = self.cost.rank_busy_seconds.iter().map(|s| rounded(*s)).collect();
+            let _ = write!(out, ",\"rank_busy_seconds\":{}", serde_json::json!(seconds));
+        }
         out.push('}');
         out
+    }
+
+    /// All numbers that trackers show, under the names that Hugging Face uses.
+    pub fn scalars(&self) -> Vec<NamedMetric> {
+        let mut scalars: Vec<NamedMetric> = vec![
+            ("train/loss".into(), self.loss),
+            ("train/learning_rate".into(), self.learning_rate),
+            ("train/grad_norm".into(), self.grad_norm),
+            ("train/tokens_per_second".into(), self.tokens_per_second),
+            ("train/epoch".into(), self.epoch),
+        ];
+        scalars.extend(self.loss_scale.map(|scale| ("train/loss_scale".into(), scale)));
+        scalars.extend(self.others.iter().map(|(name, value)| (format!("train/{name}").into(), *value)));
+        scalars.extend(self.cost.numbers.iter().map(|(name, value)| (format!("cost/{name}").into(), *value)));
+        scalars
     }
 
     /// A line of text in the format of the log, without a line break. `total` adds `/total` after the step.
@@ -135,6 +191,16 @@ impl EvalRecord {
         self.tokens.and(self.loss).map(f64::exp)
     }
 
+    /// All numbers that trackers show, under the names that Hugging Face uses.
+    pub fn scalars(&self) -> Vec<NamedMetric> {
+        let mut scalars: Vec<NamedMetric> = Vec::new();
+        scalars.extend(self.loss.map(|loss| ("eval/loss".into(), loss)));
+        scalars.extend(self.perplexity().map(|perplexity| ("eval/perplexity".into(), perplexity)));
+        scalars.push(("eval/runtime".into(), self.seconds));
+        scalars.extend(self.others.iter().map(|(name, value)| (format!("eval/{name}").into(), *value)));
+        scalars
+    }
+
     /// Like [`StepRecord::json`].
     pub fn json(&self) -> String {
         let mut out = format!("{{\"step\":{}", self.step);
@@ -198,6 +264,11 @@ pub(crate) fn log_lines(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
+/// A measured number to six decimals: a microsecond.
+fn rounded(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
+}
+
 fn push_float(out: &mut String, key: &str, value: f64) {
     let _ = match serde_json::Number::from_f64(value) {
         Some(number) => write!(out, ",\"{key}\":{number}"),
@@ -235,6 +306,7 @@ pub(crate) mod tests {
         skipped: false,
         loss_scale: None,
         others: Vec::new(),
+        cost: StepCost::NONE,
     };
 
     /// Parses a line like typical log parsers: searches for `step (\d+)` and `loss: (\d+\.\d+)` anywhere in it.
@@ -288,6 +360,33 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_breakdown_shows_what_took_time() {
+        let numbers = vec![
+            ("mfu", 0.5),
+            ("forward_seconds", 0.25),
+            ("reduce_wait_seconds", 1.5),
+            ("copy_seconds", 0.0),
+        ];
+        let cost = StepCost { numbers, ..StepCost::NONE };
+        let text = cost.breakdown(2.0).unwrap();
+        assert_eq!(text, "forward 250.00 ms (12 %) | reduce wait 1.50 s (75 %)");
+        assert_eq!(StepCost::NONE.breakdown(2.0), None);
+    }
+
+    #[test]
+    fn costs_are_in_the_line() {
+        let cost =
+            StepCost { numbers: vec![("forward_seconds", 0.123_456_789)], rank_busy_seconds: vec![0.5, 1.0] };
+        let line = StepRecord { cost, ..RECORD }.json();
+        assert!(
+            line.ends_with(
+                ",\"skipped\":false,\"forward_seconds\":0.123457,\"rank_busy_seconds\":[0.5,1.0]}"
+            ),
+            "{line}"
+        );
+    }
+
+    #[test]
     fn an_evaluation_cannot_be_mistaken_for_a_step() {
         let record = EvalRecord {
             step: 20,
@@ -336,7 +435,7 @@ pub(crate) mod tests {
             let [tokens, tokens_total] = tokens;
             StepRecord {
                 step, epoch, loss, grad_norm, learning_rate, tokens, tokens_total, tokens_per_second,
-                step_seconds, skipped, loss_scale, others: Vec::new(),
+                step_seconds, skipped, loss_scale, others: Vec::new(), cost: StepCost::NONE,
             }
         }
     }

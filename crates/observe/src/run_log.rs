@@ -217,7 +217,7 @@ fn parsed(line: &[u8]) -> Option<MetricsLine> {
     let fingerprint = line.get("fingerprint").and_then(|text| text.as_str()).map(str::to_string);
     Some(MetricsLine {
         step: line.get("step")?.as_u64()?,
-        evaluation: line.get("eval_tokens").is_some(),
+        evaluation: line.get("eval_seconds").is_some(),
         fingerprint,
     })
 }
@@ -284,7 +284,8 @@ mod tests {
         let evaluation = |step| EvalRecord {
             step,
             loss: Some(1.5),
-            tokens: Some(3),
+            // Only supervised fine-tuning counts tokens.
+            tokens: (step % 2 == 0).then_some(3),
             seconds: 0.1,
             ..EvalRecord::default()
         };

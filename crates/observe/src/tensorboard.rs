@@ -1,4 +1,4 @@
-//! Writes TensorBoard event files, with scalars only.
+//! Writes TensorBoard event files: scalars, and texts such as the configuration.
 //!
 //! A file is a sequence of records: length, checksum of the length, an `Event` message, checksum of the message. The
 //! messages are simple enough to encode as protobuf by hand. Each record is a single write, so that a killed run
@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::ObserveError;
-use crate::record::{EvalRecord, StepRecord};
+use crate::protobuf::{Message, crc_table, crc32};
+use crate::record::{EvalRecord, NamedMetric, StepRecord};
 
 /// Writes an event file.
 #[derive(Debug)]
@@ -27,48 +28,47 @@ impl TensorBoard {
         fs::create_dir_all(dir).map_err(|source| open(dir, source))?;
         let (path, file) = new_file(dir).map_err(|(path, source)| open(&path, source))?;
         let mut board = TensorBoard { path, file };
-        board.push(&Message::event(0).text(FILE_VERSION, "brain.Event:2"))?;
+        board.push(&event(0).text(FILE_VERSION, "brain.Event:2"))?;
         if let Some(step) = resume_step {
             let start = Message::default().varint(SESSION_STATUS, SESSION_START);
-            board.push(&Message::event(step + 1).message(SESSION_LOG, &start))?;
+            board.push(&event(step + 1).message(SESSION_LOG, &start))?;
         }
         Ok(board)
     }
 
     /// Writes a step, under the tags that Hugging Face uses.
     pub fn step(&mut self, record: &StepRecord) -> Result<(), ObserveError> {
-        let mut scalars = vec![
-            ("train/loss", record.loss),
-            ("train/learning_rate", record.learning_rate),
-            ("train/grad_norm", record.grad_norm),
-            ("train/tokens_per_second", record.tokens_per_second),
-            ("train/epoch", record.epoch),
-        ];
-        scalars.extend(record.loss_scale.map(|scale| ("train/loss_scale", scale)));
-        let tags: Vec<String> = record.others.iter().map(|(name, _)| format!("train/{name}")).collect();
-        scalars.extend(tags.iter().zip(&record.others).map(|(tag, (_, value))| (tag.as_str(), *value)));
+        let scalars = record.scalars();
         self.scalars(record.step, &scalars)
     }
 
     /// Writes an evaluation.
     pub fn evaluation(&mut self, record: &EvalRecord) -> Result<(), ObserveError> {
-        let mut scalars = Vec::new();
-        scalars.extend(record.loss.map(|loss| ("eval/loss", loss)));
-        scalars.extend(record.perplexity().map(|perplexity| ("eval/perplexity", perplexity)));
-        scalars.push(("eval/runtime", record.seconds));
-        let tags: Vec<String> = record.others.iter().map(|(name, _)| format!("eval/{name}")).collect();
-        scalars.extend(tags.iter().zip(&record.others).map(|(tag, (_, value))| (tag.as_str(), *value)));
+        let scalars = record.scalars();
         self.scalars(record.step, &scalars)
     }
 
     /// Writes any scalars of a step.
-    pub fn scalars(&mut self, step: u64, scalars: &[(&str, f64)]) -> Result<(), ObserveError> {
+    pub fn scalars(&mut self, step: u64, scalars: &[NamedMetric]) -> Result<(), ObserveError> {
         let mut summary = Message::default();
         for (tag, value) in scalars {
             let value = Message::default().text(TAG, tag).float(SIMPLE_VALUE, *value as f32);
             summary = summary.message(VALUE, &value);
         }
-        self.push(&Message::event(step).message(SUMMARY, &summary))
+        self.push(&event(step).message(SUMMARY, &summary))
+    }
+
+    /// Writes a text, which TensorBoard shows as Markdown.
+    pub fn text(&mut self, step: u64, tag: &str, text: &str) -> Result<(), ObserveError> {
+        let plugin = Message::default().text(PLUGIN_NAME, "text");
+        let metadata = Message::default().message(PLUGIN_DATA, &plugin);
+        let shape = Message::default().message(DIM, &Message::default().varint(DIM_SIZE, 1));
+        let tensor = Message::default()
+            .varint(DTYPE, DT_STRING)
+            .message(TENSOR_SHAPE, &shape)
+            .text(STRING_VALUE, text);
+        let value = Message::default().text(TAG, tag).message(TENSOR, &tensor).message(METADATA, &metadata);
+        self.push(&event(step).message(SUMMARY, &Message::default().message(VALUE, &value)))
     }
 
     /// Returns once everything written so far is on disk.
@@ -113,102 +113,47 @@ fn now() -> std::time::Duration {
 }
 
 // Fields of `Event`.
-const WALL_TIME: u8 = 1;
-const STEP: u8 = 2;
-const FILE_VERSION: u8 = 3;
-const SUMMARY: u8 = 5;
-const SESSION_LOG: u8 = 7;
+const WALL_TIME: u32 = 1;
+const STEP: u32 = 2;
+const FILE_VERSION: u32 = 3;
+const SUMMARY: u32 = 5;
+const SESSION_LOG: u32 = 7;
 // Fields of `SessionLog`.
-const SESSION_STATUS: u8 = 1;
+const SESSION_STATUS: u32 = 1;
 const SESSION_START: u64 = 1;
 // Fields of `Summary` and `Summary.Value`.
-const VALUE: u8 = 1;
-const TAG: u8 = 1;
-const SIMPLE_VALUE: u8 = 2;
+const VALUE: u32 = 1;
+const TAG: u32 = 1;
+const SIMPLE_VALUE: u32 = 2;
+const TENSOR: u32 = 8;
+const METADATA: u32 = 9;
+// Fields of `TensorProto`, and its number for texts.
+const DTYPE: u32 = 1;
+const TENSOR_SHAPE: u32 = 2;
+const STRING_VALUE: u32 = 8;
+const DT_STRING: u64 = 7;
+// Fields of `TensorShapeProto`, `SummaryMetadata` and `PluginData`.
+const DIM: u32 = 2;
+const DIM_SIZE: u32 = 1;
+const PLUGIN_DATA: u32 = 1;
+const PLUGIN_NAME: u32 = 1;
 
-// Wire types of protobuf.
-const VARINT: u8 = 0;
-const FIXED_64: u8 = 1;
-const DELIMITED: u8 = 2;
-const FIXED_32: u8 = 5;
-
-/// A protobuf message in its binary form.
-#[derive(Debug, Default)]
-struct Message(Vec<u8>);
-
-impl Message {
-    /// An `Event` with the current time.
-    fn event(step: u64) -> Message {
-        let mut event = Message::default();
-        event.key(WALL_TIME, FIXED_64);
-        event.0.extend(now().as_secs_f64().to_le_bytes());
-        event.varint(STEP, step)
-    }
-
-    fn key(&mut self, field: u8, wire_type: u8) {
-        self.0.push(field << 3 | wire_type);
-    }
-
-    fn length(&mut self, mut value: u64) {
-        while value >= 0x80 {
-            self.0.push(value as u8 | 0x80);
-            value >>= 7;
-        }
-        self.0.push(value as u8);
-    }
-
-    fn varint(mut self, field: u8, value: u64) -> Message {
-        self.key(field, VARINT);
-        self.length(value);
-        self
-    }
-
-    fn float(mut self, field: u8, value: f32) -> Message {
-        self.key(field, FIXED_32);
-        self.0.extend(value.to_le_bytes());
-        self
-    }
-
-    fn text(self, field: u8, text: &str) -> Message {
-        self.message(field, &Message(text.as_bytes().to_vec()))
-    }
-
-    fn message(mut self, field: u8, inner: &Message) -> Message {
-        self.key(field, DELIMITED);
-        self.length(inner.0.len() as u64);
-        self.0.extend(&inner.0);
-        self
-    }
+/// An `Event` with the current time.
+fn event(step: u64) -> Message {
+    Message::default().double(WALL_TIME, now().as_secs_f64()).varint(STEP, step)
 }
 
 /// The checksum of a record: a CRC-32C, masked by a rotation and an offset, because the CRC of data that contains its
 /// own CRC is degenerate.
 fn masked_crc(bytes: &[u8]) -> u32 {
-    crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
-}
-
-fn crc32c(bytes: &[u8]) -> u32 {
-    const TABLE: [u32; 256] = {
-        let mut table = [0; 256];
-        let mut i = 0;
-        while i < 256 {
-            let mut crc = i as u32;
-            let mut bit = 0;
-            while bit < 8 {
-                crc = if crc & 1 == 1 { crc >> 1 ^ 0x82f6_3b78 } else { crc >> 1 };
-                bit += 1;
-            }
-            table[i] = crc;
-            i += 1;
-        }
-        table
-    };
-    !bytes.iter().fold(!0, |crc, byte| crc >> 8 ^ TABLE[(crc as u8 ^ byte) as usize])
+    const CASTAGNOLI: [u32; 256] = crc_table(0x82f6_3b78);
+    crc32(&CASTAGNOLI, 0, bytes).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protobuf::tests::fields;
     use crate::record::tests::RECORD;
 
     /// CRC-32C computed bit by bit from its polynomial, independently of the table above.
@@ -242,41 +187,6 @@ mod tests {
         found
     }
 
-    /// The number and bytes of each field; varints are widened to eight bytes.
-    fn fields(mut bytes: &[u8]) -> Vec<(u8, Vec<u8>)> {
-        fn varint(bytes: &mut &[u8]) -> u64 {
-            let (mut value, mut shift) = (0u64, 0);
-            loop {
-                let byte = bytes[0];
-                *bytes = &bytes[1..];
-                value |= u64::from(byte & 0x7f) << shift;
-                shift += 7;
-                if byte < 0x80 {
-                    return value;
-                }
-            }
-        }
-        let mut found = Vec::new();
-        while !bytes.is_empty() {
-            let key = varint(&mut bytes);
-            let value = match key & 7 {
-                0 => varint(&mut bytes).to_le_bytes().to_vec(),
-                1 => bytes[..8].to_vec(),
-                2 => {
-                    let length = varint(&mut bytes) as usize;
-                    bytes[..length].to_vec()
-                }
-                5 => bytes[..4].to_vec(),
-                other => panic!("wire type {other}"),
-            };
-            if key & 7 != 0 {
-                bytes = &bytes[value.len()..];
-            }
-            found.push(((key >> 3) as u8, value));
-        }
-        found
-    }
-
     fn scalars(message: &[u8]) -> Vec<(u64, String, f32)> {
         let event = fields(message);
         let step = event.iter().find(|(field, _)| *field == 2).map(|(_, v)| v.clone()).unwrap();
@@ -297,12 +207,6 @@ mod tests {
         assert!(entries.next().is_none());
         assert!(path.file_name().unwrap().to_str().unwrap().starts_with("events.out.tfevents."));
         fs::read(path).unwrap()
-    }
-
-    #[test]
-    fn known_checksums() {
-        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
-        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
     }
 
     #[test]

@@ -11,6 +11,13 @@ pub(crate) fn utc(time: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:03}Z", since.subsec_millis())
 }
 
+/// Formats a time for the name of a folder, for example as `20260301_090507`.
+pub(crate) fn compact_utc(time: SystemTime) -> String {
+    let digits = |text: &str| text.chars().filter(char::is_ascii_digit).collect::<String>();
+    let text = utc(time);
+    format!("{}_{}", digits(&text[..10]), digits(&text[11..19]))
+}
+
 /// The year, month and day for a number of days since 1970-01-01.
 fn date(days: u64) -> (u64, u64, u64) {
     // First whole spans of 400 years, which all have the same length, then year by year and month by month.
@@ -62,6 +69,11 @@ mod tests {
         assert_eq!(at(1_709_251_199), "2024-02-29T23:59:59.250Z");
         assert_eq!(at(1_767_225_600), "2026-01-01T00:00:00.250Z");
         assert_eq!(at(4_107_542_400), "2100-03-01T00:00:00.250Z");
+    }
+
+    #[test]
+    fn times_in_names() {
+        assert_eq!(compact_utc(UNIX_EPOCH + Duration::from_secs(4_107_542_400)), "21000301_000000");
     }
 
     #[test]

@@ -56,6 +56,7 @@ impl Trainer<'_> {
         if let Some(memory) = self.outcome.memory {
             self.log.event(&memory.log_line())?;
         }
+        self.end_measuring(true)?;
         self.log.sync()?;
         self.progress.finish();
         Ok(self.outcome)

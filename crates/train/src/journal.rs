@@ -1,44 +1,139 @@
-//! The run's log and TensorBoard files. Only rank 0 writes them.
+//! The run's log and trackers. Only rank 0 writes them.
 
 use std::path::Path;
 
-use lockstep_observe::{EvalRecord, ObserveError, RunLog, StepRecord, TensorBoard};
+use lockstep_config::{OutputConfig, RunConfig, Tracker};
+use lockstep_device::{Device, Machine};
+use lockstep_observe::{
+    EvalRecord, ObserveError, RunInfo, RunLog, ServerAddress, StepRecord, TrackedRun, TrackerTarget, Trackers,
+};
+use lockstep_plan::RunPlan;
+use lockstep_plan::cost::MemoryByKind;
 
 use crate::numerics::NumericsFingerprint;
 
-/// Writes the log and TensorBoard files on rank 0, and nothing on other ranks.
+/// The project of runs that set none.
+const DEFAULT_PROJECT: &str = "lockstep";
+
+/// How trackers on servers are reached, and what they call the run: from the environment, which this crate does not
+/// read. A setting in the configuration precedes.
+#[derive(Clone, Debug, Default)]
+pub struct TrackerAccess {
+    pub wandb_entity: Option<String>,
+    pub wandb_project: Option<String>,
+    /// `None`: a server on this machine, at MLflow's own port.
+    pub mlflow: Option<ServerAddress>,
+    pub mlflow_experiment: Option<String>,
+    /// `None`: a server on this machine, at Trackio's own port.
+    pub trackio: Option<ServerAddress>,
+    pub trackio_project: Option<String>,
+}
+
+impl TrackerAccess {
+    fn targets(&self, output: &OutputConfig) -> Vec<TrackerTarget> {
+        let project = |of_tracker: &Option<String>| {
+            output.project.as_ref().or(of_tracker.as_ref()).cloned().unwrap_or_else(|| DEFAULT_PROJECT.into())
+        };
+        let here = |address: &Option<ServerAddress>, port: u16| {
+            let own = || ServerAddress::parse(&format!("http://127.0.0.1:{port}")).expect("an address");
+            address.clone().unwrap_or_else(own)
+        };
+        let board = output.tensorboard.clone().map(TrackerTarget::TensorBoard);
+        let others = output.trackers.iter().map(|tracker| match tracker {
+            Tracker::Csv => TrackerTarget::Csv,
+            Tracker::Wandb => TrackerTarget::Wandb {
+                project: project(&self.wandb_project),
+                entity: self.wandb_entity.clone(),
+            },
+            Tracker::Mlflow => TrackerTarget::Mlflow {
+                address: here(&self.mlflow, 5000),
+                experiment: project(&self.mlflow_experiment),
+            },
+            Tracker::Trackio => TrackerTarget::Trackio {
+                address: here(&self.trackio, 7860),
+                project: project(&self.trackio_project),
+            },
+        });
+        board.into_iter().chain(others).collect()
+    }
+}
+
+/// A run as rank 0 knows it when it starts.
+pub(crate) struct RunDescription<'a> {
+    pub(crate) dir: &'a Path,
+    pub(crate) config: &'a RunConfig,
+    /// Without secrets.
+    pub(crate) config_text: &'a str,
+    pub(crate) plan: &'a RunPlan,
+    pub(crate) machine: Machine,
+    pub(crate) total_steps: u64,
+    pub(crate) trackers: &'a TrackerAccess,
+    pub(crate) resume_step: Option<u64>,
+}
+
+impl RunDescription<'_> {
+    fn info(&self) -> RunInfo {
+        let config = self.config;
+        let kinds = MemoryByKind::of(self.plan).rows();
+        RunInfo {
+            name: run_name(config, self.dir),
+            started: String::new(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            config: self.config_text.to_owned(),
+            settings: config
+                .changed
+                .iter()
+                .map(|(key, text)| (key.to_string(), value_of(key, text)))
+                .collect(),
+            ranks: config.plan.world_size().into(),
+            device: match self.machine.device {
+                Device::Cpu => format!("{} threads", self.machine.num_threads),
+                Device::Cuda(gpu) => gpu.name.clone(),
+            },
+            total_steps: self.total_steps,
+            parameters: self.plan.input.models[0].params(),
+            planned_memory_bytes: kinds.iter().map(|(name, bytes)| (name.to_string(), bytes.0)).collect(),
+        }
+    }
+}
+
+/// Writes the log and reports to trackers on rank 0, and does nothing on other ranks.
 pub(crate) struct Journal {
     log: Option<RunLog>,
-    board: Option<TensorBoard>,
+    trackers: Trackers,
 }
 
 impl Journal {
-    /// `board` is the folder of TensorBoard's files, if enabled.
-    pub(crate) fn open(
-        dir: &Path,
-        board: Option<&Path>,
-        resume_step: Option<u64>,
-    ) -> Result<Journal, ObserveError> {
-        let board = board.map(|dir| TensorBoard::open(dir, resume_step)).transpose()?;
-        Ok(Journal { log: Some(RunLog::open(dir, resume_step)?), board })
+    /// Opens the log and the trackers, and writes `run.json`, by which other programs know the run.
+    pub(crate) fn open(run: &RunDescription<'_>) -> Result<Journal, ObserveError> {
+        let log = RunLog::open(run.dir, run.resume_step)?;
+        let info = run.info();
+        info.write(run.dir)?;
+        let tracked = TrackedRun {
+            name: info.name,
+            dir: run.dir.to_path_buf(),
+            config: info.config,
+            settings: info.settings.into_iter().collect(),
+            resume_step: run.resume_step,
+        };
+        let trackers = Trackers::open(&run.trackers.targets(&run.config.output), &tracked);
+        Ok(Journal { log: Some(log), trackers })
     }
 
     pub(crate) fn closed() -> Journal {
-        Journal { log: None, board: None }
+        Journal { log: None, trackers: Trackers::default() }
     }
 
-    /// Logs a step. TensorBoard gets only the steps that are `shown`.
+    /// Logs a step. Trackers get only the steps that are `shown`.
     pub(crate) fn step(&mut self, record: &StepRecord, shown: bool) -> Result<(), ObserveError> {
-        if let Some(board) = self.board.as_mut().filter(|_| shown) {
-            board.step(record)?;
+        if shown {
+            self.trackers.step(record);
         }
         self.log.as_mut().map_or(Ok(()), |log| log.step(record))
     }
 
     pub(crate) fn evaluation(&mut self, record: &EvalRecord) -> Result<(), ObserveError> {
-        if let Some(board) = &mut self.board {
-            board.evaluation(record)?;
-        }
+        self.trackers.evaluation(record);
         self.log.as_mut().map_or(Ok(()), |log| log.evaluation(record))
     }
 
@@ -51,9 +146,30 @@ impl Journal {
     }
 
     pub(crate) fn sync(&mut self) -> Result<(), ObserveError> {
-        if let Some(board) = &mut self.board {
-            board.sync()?;
-        }
+        self.trackers.sync();
         self.log.as_mut().map_or(Ok(()), |log| log.sync())
     }
+
+    /// Warnings about trackers that have failed since the last call.
+    pub(crate) fn tracker_warnings(&mut self) -> Vec<String> {
+        self.trackers.take_warnings()
+    }
+
+    /// Ends the run for trackers. `completed`: it was not stopped.
+    pub(crate) fn finish_trackers(&mut self, completed: bool) -> Vec<String> {
+        self.trackers.finish(completed);
+        self.trackers.take_warnings()
+    }
+}
+
+/// The experiment's name, or that of the output folder.
+fn run_name(config: &RunConfig, dir: &Path) -> String {
+    let folder = || dir.file_name().map(|name| name.to_string_lossy().into_owned());
+    config.output.experiment_name.clone().or_else(folder).unwrap_or_else(|| "run".into())
+}
+
+/// The value in `key: value`, as text.
+fn value_of(key: &str, yaml: &str) -> String {
+    let text = yaml.trim().strip_prefix(key).and_then(|rest| rest.strip_prefix(':')).unwrap_or(yaml);
+    text.trim().trim_matches('"').to_owned()
 }

@@ -6,10 +6,12 @@ use std::borrow::Cow;
 
 use lockstep_data::Batch;
 use lockstep_engine::{
-    Coefficients, Engine, EngineError, MicroBatch, Outputs, StepDriver, StepReport, UpdateSettings,
+    Coefficients, Engine, EngineError, Exchanged, MicroBatch, Outputs, StepDriver, StepReport, UpdateSettings,
 };
 use lockstep_plan::ModelId;
 use lockstep_shape::Channels;
+
+use crate::step_meter::StepMeter;
 
 /// Counts over all micro-batches of a step on all ranks. They are the denominators of the loss.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,22 +113,35 @@ pub fn train_step(
     counts: &StepCounts,
     updates: &UpdateSettings,
 ) -> Result<(StepReport, Metrics), EngineError> {
-    let (report, metrics, _) =
-        train_step_with_stop(engine, model, objective, batches, counts, updates, &|| false)?;
+    let (report, metrics, _) = train_step_in_run(
+        engine,
+        model,
+        objective,
+        batches,
+        counts,
+        updates,
+        &mut StepEnd { stop: &|| false, meter: None },
+    )?;
     Ok((report, metrics))
 }
 
-/// Like [`train_step`], and also agrees on stopping. `stop` is called at the end of the step and returns whether this
-/// rank was asked to stop. The last value returned is whether any rank was, and is the same on all ranks: the requests
-/// are summed together with the losses, so they need no collective of their own.
-pub(crate) fn train_step_with_stop(
+/// What ranks exchange at the end of a step of a run, together with the losses, so that it needs no collective of its own.
+pub(crate) struct StepEnd<'a> {
+    /// Returns whether this rank was asked to stop.
+    pub(crate) stop: &'a dyn Fn() -> bool,
+    pub(crate) meter: Option<&'a mut StepMeter>,
+}
+
+/// Like [`train_step`], and also agrees on stopping and exchanges what the step has cost. The last value returned is
+/// whether any rank was asked to stop, and is the same on all ranks.
+pub(crate) fn train_step_in_run(
     engine: &mut Engine,
     model: ModelId,
     objective: &mut dyn Objective,
     batches: &[Batch],
     counts: &StepCounts,
     updates: &UpdateSettings,
-    stop: &dyn Fn() -> bool,
+    end: &mut StepEnd<'_>,
 ) -> Result<(StepReport, Metrics, bool), EngineError> {
     let input = &engine.plan().input;
     let planned = (input.coefficients_ahead, input.model(model).channels);
@@ -136,8 +151,13 @@ pub(crate) fn train_step_with_stop(
     score_window(engine, objective, batches)?;
     let report = engine.model_mut(model).train_step(&mut ObjectiveDriver { objective, batches }, updates)?;
     let mut sums = objective.sums();
-    sums.push(f64::from(u8::from(stop())));
-    let (mut sums, maxima) = engine.all_reduce_sums_and_maxima("the loss", &sums, &objective.maxima())?;
+    sums.push(f64::from(u8::from((end.stop)())));
+    let own = end.meter.as_mut().map_or_else(Vec::new, |meter| meter.rank_numbers(engine));
+    let Exchanged { mut sums, maxima, of_ranks } =
+        engine.exchange("the loss", &sums, &objective.maxima(), &own)?;
+    if let Some(meter) = &mut end.meter {
+        meter.exchanged(&of_ranks);
+    }
     let stops = sums.pop().is_some_and(|requests| requests > 0.0);
     Ok((report, objective.metrics(&sums, &maxima), stops))
 }

@@ -7,22 +7,26 @@ use lockstep_comm::Nccl;
 use lockstep_config::RunConfig;
 use lockstep_core::{Bytes, Rank};
 use lockstep_device::{Device, Machine, Memory, Queue};
-use lockstep_engine::{Engine, EngineError, Resources};
+use lockstep_engine::{Engine, EngineError, Measurement, Resources};
 use lockstep_observe::Progress;
 use lockstep_plan::RunPlan;
 
 use crate::adapter;
 use crate::error::TrainError;
-use crate::journal::Journal;
+use crate::journal::{Journal, RunDescription};
+use crate::learner::Learner;
 use crate::learning::{LearnerSources, Learning};
 use crate::models::RunModels;
 use crate::numerics::{CudaVersions, NumericsFingerprint};
 use crate::objective::Objective;
+use crate::output_dir::OutputDir;
 use crate::position::Position;
+use crate::profile::Profiler;
 use crate::reference::reference_sync;
 use crate::resume::{self, BytesLoaded};
 use crate::save::{self, RunIdentity};
 use crate::setup::PreparedRun;
+use crate::step_meter::StepMeter;
 use crate::train_state::TrainState;
 use crate::trainer::{Connect, TrainOutcome, Trainer};
 
@@ -64,8 +68,16 @@ impl<'a> Trainer<'a> {
         let loaded = BytesLoaded::of_all(&engine, checkpoint.as_ref(), read)?;
         let log = if rank == Rank(0) {
             output.sweep(prepared.launch_id.as_deref())?;
-            let resume_step = checkpoint.as_ref().map(|_| position.step);
-            Journal::open(output.path(), config.output.tensorboard.as_deref(), resume_step)?
+            Journal::open(&RunDescription {
+                dir: output.path(),
+                config,
+                config_text,
+                plan: engine.plan(),
+                machine,
+                total_steps: state.total_steps,
+                trackers: &prepared.trackers,
+                resume_step: checkpoint.as_ref().map(|_| position.step),
+            })?
         } else {
             Journal::closed()
         };
@@ -77,6 +89,7 @@ impl<'a> Trainer<'a> {
             stopped: false,
             memory: None,
         };
+        let (meter, profiler) = measure(&mut engine, config, machine, &*learner, &output)?;
         let peak_memory = prepared.peak_memory;
         let mut trainer = Trainer {
             state,
@@ -85,6 +98,8 @@ impl<'a> Trainer<'a> {
             identity,
             learner,
             log,
+            meter,
+            profiler,
             progress,
             output,
             stop,
@@ -119,6 +134,24 @@ impl<'a> Trainer<'a> {
         }
         Ok(())
     }
+}
+
+/// Sets how much of a step is measured.
+fn measure(
+    engine: &mut Engine,
+    config: &RunConfig,
+    machine: Machine,
+    learner: &dyn Learner,
+    output: &OutputDir,
+) -> Result<(StepMeter, Option<Profiler>), TrainError> {
+    let usual = match config.output.wall_clock_breakdown {
+        true => Measurement::Operations,
+        false => Measurement::Lanes,
+    };
+    engine.measure(usual)?;
+    let meter = StepMeter::new(engine, machine, config.device.tf32, learner.trained());
+    let profiler = config.output.profile_steps.map(|steps| Profiler::new(steps, usual, output.path()));
+    Ok((meter, profiler))
 }
 
 /// What must stay the same when the run is resumed.

@@ -19,6 +19,7 @@ use lockstep_shape::{ModelShape, WeightFormat};
 use crate::chat::chat_encoder;
 use crate::data_spec::{eval_spec, prepare_eval, prepare_train, train_spec};
 use crate::error::TrainError;
+use crate::journal::TrackerAccess;
 use crate::models::{ObjectiveNeeds, RunModels, run_needs};
 use crate::objective::Objective;
 use crate::output_dir::OutputDir;
@@ -36,6 +37,9 @@ const FOREIGN: Bytes = Bytes(22 << 20);
 /// The most memory that a tokenizer's tables need per byte of its files: measured 8.0 for a byte-level BPE of 32
 /// thousand tokens, 5.7 for one of 150 thousand.
 const TOKENIZER_FACTOR: u64 = 8;
+
+/// The HTTP client and the thread of a tracker on a server. Measured on Linux x86-64: 1.1 MiB.
+const TRACKER: Bytes = Bytes(3 << 20);
 
 /// The index of a document: its bounds, its row, and the state of packing. The tokens stay in their file.
 const BYTES_PER_DOC: u64 = 32;
@@ -61,6 +65,8 @@ pub struct PreparedRun {
     pub launch_id: Option<String>,
     /// The environment of the process, which reward programs get a part of.
     pub environment: RewardContext,
+    /// How trackers are reached.
+    pub trackers: TrackerAccess,
     pub(crate) output: OutputDir,
     /// Checkpoints that the run may resume from.
     pub(crate) candidates: ResumeCandidates,
@@ -152,6 +158,7 @@ fn prepare_run(
         stop: StopRequest::default(),
         launch_id: None,
         environment: RewardContext::default(),
+        trackers: TrackerAccess::default(),
         output,
         candidates,
         notes,
@@ -424,6 +431,9 @@ fn foreign(config: &RunConfig, tokenizer: &Tokenizer, dataset: Option<&Dataset>)
     let batch_bytes = steps_in_flight * micros * positions as u64 * BYTES_PER_POSITION;
     // The window through which this rank maps the memory of each other rank of the host.
     let peers = u64::from(config.plan.nproc_per_node.saturating_sub(1)) * lockstep_comm::SHM_WINDOW_BYTES;
-    let held = tokenizer_bytes as u64 * TOKENIZER_FACTOR + data_bytes + batch_bytes + peers;
+    let on_server =
+        |tracker: &&config::Tracker| matches!(tracker, config::Tracker::Mlflow | config::Tracker::Trackio);
+    let trackers = config.output.trackers.iter().filter(on_server).count() as u64 * TRACKER.0;
+    let held = trackers + tokenizer_bytes as u64 * TOKENIZER_FACTOR + data_bytes + batch_bytes + peers;
     FOREIGN + preparing_bytes(tokenizer) + Bytes(held)
 }

@@ -3,7 +3,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Instant;
 
 use lockstep_ckpt::DataCursor;
 use lockstep_config::{EvalStrategy, Precision, RunConfig, SaveStrategy};
@@ -17,11 +16,12 @@ use crate::bad_step::BadStep;
 use crate::error::TrainError;
 use crate::learner::{Learner, StepWork};
 use crate::lr_schedule::LrSchedule;
-use crate::objective::{Metrics, train_step_with_stop};
+use crate::objective::{Metrics, StepEnd, train_step_in_run};
 use crate::optimizer::update_rule;
 use crate::position::Position;
 use crate::rollout::schedule::RolloutSchedule;
 use crate::scaler::{LossScaler, ScaleState};
+use crate::step_meter::StepMeter;
 use crate::stop::StopRequest;
 
 /// What the training loop keeps between steps, besides the engine and the position.
@@ -127,14 +127,14 @@ impl<'a> TrainState<'a> {
         }
     }
 
-    /// Runs one optimizer step of every trained model: forward, objective, backward, update. `start` is when the loop
-    /// began to wait for the batches.
+    /// Runs one optimizer step of every trained model: forward, objective, backward, update. `meter`
+    /// began when the loop began to wait for the batches.
     pub(crate) fn step(
         &mut self,
         engine: &mut Engine,
         learner: &mut dyn Learner,
         work: &StepWork,
-        start: Instant,
+        meter: &mut StepMeter,
         stop: &StopRequest,
         position: &mut Position,
     ) -> Result<StepOutcome, TrainError> {
@@ -145,7 +145,7 @@ impl<'a> TrainState<'a> {
         if let Some(scale) = loss_scale {
             engine.set_loss_scale(scale);
         }
-        let results = self.train_models(engine, learner, work, &updates, stop)?;
+        let results = self.train_models(engine, learner, work, &updates, (meter, stop))?;
         position.step += 1;
         position.tokens_total += batches.tokens;
         let ModelResults { report, skipped_model, metrics, stops } = results;
@@ -158,7 +158,7 @@ impl<'a> TrainState<'a> {
             false if !loss.is_finite() => Some(self.bad_loss(position, &report, loss, rows)?),
             false => None,
         };
-        let seconds = start.elapsed().as_secs_f64();
+        let seconds = meter.times.start.elapsed().as_secs_f64();
         let record = StepRecord {
             step: position.step,
             epoch: self.epoch(position.step),
@@ -172,6 +172,7 @@ impl<'a> TrainState<'a> {
             skipped: report.skipped,
             loss_scale,
             others: metrics.others.into_iter().chain(work.seconds.iter().cloned()).collect(),
+            cost: meter.cost(batches.tokens, seconds),
         };
         Ok(StepOutcome { record, notes: warning.into_iter().collect(), stops })
     }
@@ -196,20 +197,20 @@ impl<'a> TrainState<'a> {
         learner: &mut dyn Learner,
         work: &StepWork,
         updates: &UpdateSettings,
-        stop: &StopRequest,
+        (meter, stop): (&mut StepMeter, &StopRequest),
     ) -> Result<ModelResults, TrainError> {
         let counts = work.counts();
         let mut total: Option<ModelResults> = None;
         for model in learner.trained().to_vec() {
             let updates = UpdateSettings { lr: updates.lr * learner.learning_rate_factor(model), ..*updates };
-            let (report, metrics, stops) = train_step_with_stop(
+            let (report, metrics, stops) = train_step_in_run(
                 engine,
                 model,
                 learner.objective(model),
                 work.micro_batches(model),
                 &counts,
                 &updates,
-                &|| stop.is_raised(),
+                &mut StepEnd { stop: &|| stop.is_raised(), meter: Some(&mut *meter) },
             )?;
             let one = ModelResults { report, skipped_model: model, metrics, stops };
             total = Some(match total {

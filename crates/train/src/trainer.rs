@@ -19,8 +19,10 @@ use crate::learner::Learner;
 use crate::objective::Objective;
 use crate::output_dir::OutputDir;
 use crate::position::Position;
+use crate::profile::Profiler;
 use crate::save::{self, RunIdentity};
 use crate::setup::PreparedRun;
+use crate::step_meter::StepMeter;
 use crate::stop::StopRequest;
 use crate::train_state::{StepOutcome, TrainState};
 
@@ -109,6 +111,8 @@ pub(crate) struct Trainer<'a> {
     pub(crate) identity: RunIdentity,
     pub(crate) learner: Box<dyn Learner + 'a>,
     pub(crate) log: Journal,
+    pub(crate) meter: StepMeter,
+    pub(crate) profiler: Option<Profiler>,
     pub(crate) progress: &'a mut dyn Progress,
     pub(crate) output: OutputDir,
     pub(crate) stop: StopRequest,
@@ -137,10 +141,18 @@ impl Trainer<'_> {
 
     /// Waits for the batches of the next step and runs it.
     fn next_step(&mut self) -> Result<StepOutcome, TrainError> {
-        let start = Instant::now();
-        let (engine, learner) = (&mut self.engine, &mut *self.learner);
+        let (engine, learner, meter) = (&mut self.engine, &mut *self.learner, &mut self.meter);
+        if let Some(profiler) = &mut self.profiler {
+            profiler.before_step(engine, self.position.step + 1)?;
+        }
+        meter.begin(engine);
         let work = learner.next_work(engine)?;
-        let mut stepped = self.state.step(engine, learner, &work, start, &self.stop, &mut self.position)?;
+        meter.ready(&work.seconds);
+        let mut stepped = self.state.step(engine, learner, &work, meter, &self.stop, &mut self.position)?;
+        if let Some(profiler) = &mut self.profiler {
+            let profile = profiler.after_step(engine, self.position.step, &meter.times)?;
+            stepped.notes.extend(profile.map(|path| format!("profile in {}", path.display())));
+        }
         learner.after_step(engine, self.position.step)?;
         stepped.notes.extend(learner.done(work, stepped.record.step_seconds));
         Ok(stepped)
@@ -156,7 +168,12 @@ impl Trainer<'_> {
         if shown {
             self.progress.step(&stepped.record);
         }
-        Ok(())
+        let breakdown = stepped.record.cost.breakdown(stepped.record.step_seconds);
+        if let Some(breakdown) = breakdown.filter(|_| shown && self.state.config.output.wall_clock_breakdown)
+        {
+            self.report(&format!("step {step} | time | {breakdown}"))?;
+        }
+        self.log.tracker_warnings().iter().try_for_each(|warning| self.report(warning))
     }
 
     /// Evaluates after a step if that is due. Returns whether the model is the best so far.
@@ -187,6 +204,7 @@ impl Trainer<'_> {
             return Ok(());
         }
         self.log.sync()?;
+        let start = Instant::now();
         let checkpoints = self.output.checkpoints();
         let files = self.learner.checkpoint_files();
         let path = save::save_checkpoint(&self.engine, &checkpoints, &self.position, &self.identity, &files)?;
@@ -195,6 +213,7 @@ impl Trainer<'_> {
             self.state.retain(&checkpoints, &self.position)?;
         }
         self.outcome.checkpoint = Some(path);
+        self.meter.saved(start.elapsed().as_secs_f64());
         Ok(())
     }
 
@@ -203,15 +222,28 @@ impl Trainer<'_> {
         let sound = self.state.is_sound(&self.position);
         let text = self.stop.report(self.position.step, self.outcome.checkpoint.as_deref(), sound);
         self.report(&text)?;
+        self.end_measuring(false)?;
         self.log.sync()?;
         self.progress.finish();
         self.outcome.stopped = true;
         Ok(self.outcome)
     }
 
+    /// Writes a profile that is not complete, and ends the run for trackers. `completed`: it was not stopped.
+    pub(crate) fn end_measuring(&mut self, completed: bool) -> Result<(), TrainError> {
+        if let Some(profiler) = &mut self.profiler
+            && let Some(path) = profiler.finish(&mut self.engine)?
+        {
+            self.report(&format!("profile in {}", path.display()))?;
+        }
+        let warnings = self.log.finish_trackers(completed);
+        warnings.iter().try_for_each(|warning| self.report(warning))
+    }
+
     /// Adds the newest checkpoint to the error that ends the run, and logs it.
     fn fail(mut self, error: TrainError) -> Result<TrainError, TrainError> {
         let error = error.with_checkpoint(self.outcome.checkpoint);
+        self.log.finish_trackers(false);
         self.log.event(&format!("stopped: {error}"))?;
         self.log.sync()?;
         Ok(error)

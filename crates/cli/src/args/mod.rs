@@ -4,6 +4,7 @@ mod bench;
 mod download;
 mod model;
 mod parsers;
+mod runs;
 mod starters;
 mod train;
 
@@ -16,6 +17,7 @@ pub(crate) use bench::{
 pub(crate) use download::{Download, RepoType};
 pub(crate) use model::{Chat, DeviceArg, Eval, Export, Generate, Model, SamplingFlags, TemplateFlags};
 pub(crate) use parsers::tee;
+pub(crate) use runs::{Logs, Runs, RunsCommand};
 pub(crate) use starters::{Completions, Init, Man, Recipe, RecipeCommand, Shell};
 pub(crate) use train::{
     ConvertConfig, JOIN_TIMEOUT, LaunchFlags, Nproc, Plan, Prepare, Quickstart, QuickstartAlgorithm, Train,
@@ -51,6 +53,10 @@ pub(crate) enum Command {
     Chat(Chat),
     /// Evaluate a model on a data set
     Eval(Eval),
+    /// List, show, compare and draw runs
+    Runs(Runs),
+    /// Read a training log of this or another program
+    Logs(Logs),
     /// Convert a checkpoint to a Hugging Face model folder
     Export(Export),
     /// Tokenize and pack the data of a run ahead of time

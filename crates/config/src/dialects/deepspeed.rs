@@ -71,8 +71,15 @@ fn special(raw: &mut RawConfig<'_>, path: &str, entry: PeerEntry) {
         "zero_optimization.cpu_offload_params" | "zero_optimization.cpu_offload_param" => {
             legacy_offload(raw, "offload_param", &entry);
         }
-        "tensorboard.enabled" => match entry.node.bool() {
-            Some(true) => raw.set_word("report_to", &entry, "tensorboard"),
+        "tensorboard.enabled" => tracker(raw, &entry, "tensorboard"),
+        "csv_monitor.enabled" => tracker(raw, &entry, "csv"),
+        "wandb.enabled" => tracker(raw, &entry, "wandb"),
+        "flops_profiler.enabled" => match entry.node.bool() {
+            Some(true) => {
+                raw.set_word("wall_clock_breakdown", &entry, "true");
+                // DeepSpeed's key of that name says it outright.
+                raw.weaken_last();
+            }
             Some(false) => {}
             None => raw.wrong_type(&entry, "true or false"),
         },
@@ -186,6 +193,15 @@ fn legacy_offload(raw: &mut RawConfig<'_>, key: &'static str, entry: &PeerEntry)
         (_, Some(true)) => raw.set_word(key, entry, "cpu"),
         (_, Some(false)) => {}
         _ => raw.wrong_type(entry, "true or false"),
+    }
+}
+
+/// The switch of a tracker's block.
+fn tracker(raw: &mut RawConfig<'_>, entry: &PeerEntry, name: &str) {
+    match entry.node.bool() {
+        Some(true) => raw.add_word("report_to", entry, name),
+        Some(false) => {}
+        None => raw.wrong_type(entry, "true or false"),
     }
 }
 

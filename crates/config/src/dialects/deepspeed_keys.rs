@@ -173,11 +173,11 @@ pub(super) const ROWS: &[(&str, Rule)] = &[
     ("activation_checkpointing.synchronize_checkpoint_boundary", Inert(PLANNED)),
     ("activation_checkpointing.profile", Inert(NO_PROFILER)),
     // Measuring and reporting.
-    ("wall_clock_breakdown", Inert(NO_PROFILER)),
+    ("wall_clock_breakdown", Key("wall_clock_breakdown")),
     ("memory_breakdown", Inert("`lockstep plan` prints where memory goes")),
     ("dump_state", Inert("`lockstep plan --origins` prints every setting")),
     ("timers", Inert(NO_PROFILER)),
-    ("flops_profiler.enabled", Inert(NO_PROFILER)),
+    ("flops_profiler.enabled", Special),
     ("flops_profiler.profile_step", Inert(NO_PROFILER)),
     ("flops_profiler.module_depth", Inert(NO_PROFILER)),
     ("flops_profiler.top_modules", Inert(NO_PROFILER)),
@@ -192,9 +192,14 @@ pub(super) const ROWS: &[(&str, Rule)] = &[
     ("tensorboard.enabled", Special),
     ("tensorboard.output_path", Special),
     ("tensorboard.job_name", Inert("the folder identifies the run")),
-    ("wandb", Special),
+    ("wandb.enabled", Special),
+    ("wandb.project", Key("project")),
+    ("wandb.group", Inert("runs have no groups")),
+    ("wandb.team", Inert("`WANDB_ENTITY` sets it")),
     ("comet", Special),
-    ("csv_monitor", Inert("metrics.jsonl in the output folder has all metrics")),
+    ("csv_monitor.enabled", Special),
+    ("csv_monitor.output_path", Inert("metrics.csv is in the output folder")),
+    ("csv_monitor.job_name", Inert("the folder identifies the run")),
     // Checkpoints, data and files.
     ("checkpoint", Inert("checkpoints are always complete, checked and independent of the number of ranks")),
     ("load_universal_checkpoint", Inert("checkpoints load on any number of ranks")),
@@ -224,8 +229,7 @@ pub(super) const ROWS: &[(&str, Rule)] = &[
 
 /// Blocks with a switch, and what to do if it is on.
 pub(super) const SWITCHED: &[(&str, &str)] = &[
-    ("wandb", "use `report_to: tensorboard`; metrics.jsonl in the output folder has all metrics."),
-    ("comet", "use `report_to: tensorboard`; metrics.jsonl in the output folder has all metrics."),
+    ("comet", "use `report_to: wandb` or `tensorboard`; metrics.jsonl in the output folder has all metrics."),
     ("nebula", "remove it: checkpoints are written to `output_dir`."),
     ("data_efficiency", NO_CURRICULUM),
     ("curriculum_learning", NO_CURRICULUM),

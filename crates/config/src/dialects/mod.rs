@@ -14,7 +14,7 @@ pub(crate) mod guides;
 use lockstep_core::closest;
 
 use crate::error::Problem;
-use crate::keys;
+use crate::keys::{self, Key};
 use crate::launch_settings::LaunchKey;
 use crate::origin::printable;
 use crate::raw::{RawConfig, Setting, is_harmless, wrap};
@@ -92,7 +92,7 @@ const DEEPSPEED_MARKS: [&str; 12] = [
 ];
 
 /// Keys that our files share with DeepSpeed's.
-const SHARED_WITH_DEEPSPEED: [&str; 8] = [
+const SHARED_WITH_DEEPSPEED: [&str; 9] = [
     "gradient_accumulation_steps",
     "gradient_clipping",
     "gradient_checkpointing",
@@ -101,6 +101,7 @@ const SHARED_WITH_DEEPSPEED: [&str; 8] = [
     "fp16",
     "bf16",
     "scheduler",
+    "wall_clock_breakdown",
 ];
 
 /// Keys that only accelerate has.
@@ -218,6 +219,27 @@ impl RawConfig<'_> {
     pub(crate) fn set_word(&mut self, key: &'static str, entry: &PeerEntry, word: &str) {
         let node = Node { value: Value::Scalar { text: word.to_owned(), plain: true }, at: entry.node.at };
         self.set(key, entry, node);
+    }
+
+    /// Lets any other source of the value that was set last replace it.
+    pub(crate) fn weaken_last(&mut self) {
+        if let Some((_, given)) = self.all.last_mut() {
+            given.weak = true;
+        }
+    }
+
+    /// Adds a word to one of our keys that is a list, if the block is switched on.
+    pub(crate) fn add_word(&mut self, key: &'static str, entry: &PeerEntry, word: &str) {
+        let node = Node { value: Value::Scalar { text: word.to_owned(), plain: true }, at: entry.node.at };
+        let same = |(found, given): &&mut (&'static Key, Setting)| {
+            found.name == key && given.written.is_some() && given.key_at.from == entry.key_at.from
+        };
+        let Some((_, given)) = self.all.iter_mut().find(same) else { return self.set(key, entry, node) };
+        let first = given.node.clone();
+        match &mut given.node.value {
+            Value::Seq(items) => items.push(node),
+            other => *other = Value::Seq(vec![first, node]),
+        }
     }
 
     /// Sets a part of one of our keys.

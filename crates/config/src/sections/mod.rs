@@ -39,7 +39,7 @@ pub use grpo::{GrpoConfig, GrpoLoss, ImportanceSamplingLevel, SapoTemperatures, 
 pub use lora::LoraConfig;
 pub use model::{InitialWeights, ModelConfig, ModelSource, NAMED_MODELS};
 pub use optim::{LrScaling, OptimConfig, OptimizerName, StateDtype, Warmup};
-pub use output::{OutputConfig, Resume, SaveStrategy};
+pub use output::{OutputConfig, Resume, SaveStrategy, Tracker};
 pub use plan::{AccumulationOrder, CarrierName, Offload, PlanConfig, Recompute, StrategyName};
 pub use ppo::{AdaptiveKl, KlEstimator, PpoConfig};
 pub use precision::{LossScaling, Precision};

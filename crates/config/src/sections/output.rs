@@ -19,6 +19,22 @@ pub struct OutputConfig {
     pub resume_from_checkpoint: Resume,
     /// The folder of TensorBoard's event files. `None`: write none.
     pub tensorboard: Option<PathBuf>,
+    /// The other trackers that `report_to` names.
+    pub trackers: Vec<Tracker>,
+    pub project: Option<String>,
+    /// Whether to print where the time of a step goes.
+    pub wall_clock_breakdown: bool,
+    /// The first and the last step to profile.
+    pub profile_steps: Option<(u64, u64)>,
+}
+
+/// A tracker besides TensorBoard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tracker {
+    Csv,
+    Wandb,
+    Mlflow,
+    Trackio,
 }
 
 /// When to save checkpoints. With `Steps` and `Epoch`, one is also saved after the last step.
@@ -47,8 +63,13 @@ impl OutputConfig {
     pub(crate) fn read(r: &mut Reader<'_>) -> Self {
         let experiment_name = read_experiment_name(r);
         let output_dir = read_output_dir(r, experiment_name.as_deref());
+        let (tensorboard, trackers) = read_trackers(r, &output_dir);
         OutputConfig {
-            tensorboard: read_tensorboard(r, &output_dir),
+            tensorboard,
+            trackers,
+            project: r.text("project", "a name"),
+            wall_clock_breakdown: r.bool("wall_clock_breakdown").unwrap_or(false),
+            profile_steps: read_profile_steps(r),
             output_dir,
             experiment_name,
             overwrite_output_dir: r.bool("overwrite_output_dir").unwrap_or(false),
@@ -73,13 +94,10 @@ fn read_save(r: &mut Reader<'_>) -> SaveStrategy {
 
 const OTHER_TRACKERS: Later = Later(
     &[
-        "wandb",
-        "mlflow",
         "comet",
         "comet_ml",
         "neptune",
         "clearml",
-        "trackio",
         "swanlab",
         "dagshub",
         "dvclive",
@@ -87,33 +105,82 @@ const OTHER_TRACKERS: Later = Later(
         "azure_ml",
         "flyte",
     ],
-    "use `report_to: tensorboard`; metrics.jsonl in the output folder has all metrics as well.",
+    "use `tensorboard`, `csv`, `wandb`, `mlflow` or `trackio`; metrics.jsonl in the output folder has all metrics as well.",
 );
 
-/// Reads `report_to`: one tracker, a list of them, `all` or `none`.
-fn read_tensorboard(r: &mut Reader<'_>, output_dir: &std::path::Path) -> Option<PathBuf> {
-    let choices = [("tensorboard", true), ("all", true), ("none", false)];
+/// What `report_to` names.
+#[derive(Clone, Copy, PartialEq)]
+enum Choice {
+    TensorBoard,
+    Other(Tracker),
+    None,
+}
+
+/// Reads `report_to` (one tracker, a list of them, `all` or `none`) and `logging_dir`.
+fn read_trackers(r: &mut Reader<'_>, output_dir: &std::path::Path) -> (Option<PathBuf>, Vec<Tracker>) {
+    let choices = [
+        ("tensorboard", Choice::TensorBoard),
+        ("all", Choice::TensorBoard),
+        ("csv", Choice::Other(Tracker::Csv)),
+        ("wandb", Choice::Other(Tracker::Wandb)),
+        ("mlflow", Choice::Other(Tracker::Mlflow)),
+        ("trackio", Choice::Other(Tracker::Trackio)),
+        ("none", Choice::None),
+    ];
     let node = r.node("report_to");
     let named: Vec<Node> = match node.as_ref().map(|node| &node.value) {
         Some(Value::Seq(items)) => items.clone(),
         _ => node.into_iter().collect(),
     };
     let is_off = |node: &Node| node.bool() == Some(false);
-    let wanted: Vec<bool> = named
+    let wanted: Vec<Choice> = named
         .iter()
         .filter(|node| !is_off(node))
         .filter_map(|node| r.word_of("report_to", &choices, OTHER_TRACKERS, node))
         .collect();
+    let mut others = Vec::new();
+    for choice in &wanted {
+        if let Choice::Other(tracker) = choice
+            && !others.contains(tracker)
+        {
+            others.push(*tracker);
+        }
+    }
     let given = r.given("logging_dir");
     let dir = r.text("logging_dir", "a folder").map(PathBuf::from);
-    if wanted.contains(&true) {
-        return Some(dir.unwrap_or_else(|| output_dir.join("runs")));
+    if wanted.contains(&Choice::TensorBoard) {
+        return (Some(dir.unwrap_or_else(|| output_dir.join("runs"))), others);
     }
     if let Some(given) = given {
         let spelled = given.spelled;
-        r.note(format!("`{spelled}` has no effect: it sets TensorBoard's folder, but `report_to` is none"));
+        r.note(format!(
+            "`{spelled}` has no effect: it sets TensorBoard's folder, but `report_to` does not name it"
+        ));
     }
-    None
+    (None, others)
+}
+
+/// Reads a step or a range of steps, such as `10:12`.
+fn read_profile_steps(r: &mut Reader<'_>) -> Option<(u64, u64)> {
+    const EXPECTED: &str = "a step, or the first and the last step as in `10:12`";
+    let node = r.node("profile_steps")?;
+    let text = r.text_of("profile_steps", EXPECTED, &node)?;
+    let (first, last) = text.split_once(':').unwrap_or((&text, &text));
+    match (first.trim().parse(), last.trim().parse()) {
+        (Ok(first), Ok(last)) if first >= 1 && last >= first => Some((first, last)),
+        (Ok(_), Ok(_)) => {
+            r.out_of_range(
+                "profile_steps",
+                "a range that begins at 1 or later and does not end before it begins",
+                &node,
+            );
+            None
+        }
+        _ => {
+            r.wrong_type("profile_steps", EXPECTED, &node);
+            None
+        }
+    }
 }
 
 fn read_experiment_name(r: &mut Reader<'_>) -> Option<String> {

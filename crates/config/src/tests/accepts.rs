@@ -260,6 +260,24 @@ fn evaluation_during_training() {
 }
 
 #[test]
+fn report_to_names_several_trackers() {
+    use crate::Tracker::*;
+    let output = accepted("report_to: [wandb, tensorboard, csv, wandb]\nproject: mine\n", &[]).output;
+    assert!(output.tensorboard.is_some() && output.trackers == [Wandb, Csv]);
+    assert_eq!(output.project.as_deref(), Some("mine"));
+    assert_eq!(accepted("report_to: mlflow\n", &["report_to=[trackio]"]).output.trackers, [Trackio]);
+}
+
+#[test]
+fn profile_steps_are_one_or_a_range() {
+    let steps = |text: &str| accepted(text, &[]).output.profile_steps;
+    assert_eq!(steps("profile_steps: 10:12\n"), Some((10, 12)));
+    assert_eq!(steps("profile_steps: 3\n"), Some((3, 3)));
+    assert_eq!(steps(""), None);
+    assert_eq!(accepted("", &["profile_steps=2:2"]).output.profile_steps, Some((2, 2)));
+}
+
+#[test]
 fn report_to_enables_tensorboard() {
     let dir = |text: &str| accepted(text, &[]).output.tensorboard;
     for text in ["report_to: none\n", "report_to: []\n", "report_to: no\n", ""] {

@@ -522,13 +522,19 @@ fn best_model_without_evaluation() {
 
 #[test]
 fn tracker_not_implemented() {
-    insta::assert_snapshot!(refused("report_to: [tensorboard, wandb]\n", &[]), @r"
-    run.yaml:3:26: `report_to: wandb` is not implemented yet
+    insta::assert_snapshot!(refused("report_to: [tensorboard, comet]\n", &[]), @r"
+    run.yaml:3:26: `report_to: comet` is not implemented yet
       |
-    3 | report_to: [tensorboard, wandb]
+    3 | report_to: [tensorboard, comet]
       |                          ^^^^^
-      hint: use `report_to: tensorboard`; metrics.jsonl in the output folder has all metrics as well.
+      hint: use `tensorboard`, `csv`, `wandb`, `mlflow` or `trackio`; metrics.jsonl in the output folder has all metrics as well.
     ");
+}
+
+#[test]
+fn profiled_steps_are_a_range() {
+    insta::assert_snapshot!(refused("profile_steps: 12:10\n", &[]), @"");
+    insta::assert_snapshot!(refused("profile_steps: a few\n", &[]), @"");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The GPU of this process: its driver, its context and its compiled kernels.
 
 use std::cell::Cell;
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::path::PathBuf;
 use std::sync::{Mutex, OnceLock};
 
@@ -245,6 +245,20 @@ impl Gpu {
 
     pub fn driver_path(&self) -> &std::path::Path {
         &self.driver.library.path
+    }
+
+    /// The address of the GPU on its bus, by which other libraries find it.
+    pub(crate) fn pci_bus_id(&self) -> Result<CString, GpuError> {
+        type BusId = unsafe extern "C" fn(*mut c_char, c_int, c_int) -> Status;
+        // SAFETY: the signature is the one in the driver's header.
+        let bus_id = unsafe { self.driver.library.symbol::<BusId>("cuDeviceGetPCIBusId")? };
+        let device = device(&self.driver, self.ordinal)?;
+        let mut text = [0 as c_char; 32];
+        // SAFETY: the buffer's length is passed, and the driver ends the text within it.
+        unsafe {
+            check(&self.driver, "cuDeviceGetPCIBusId", bus_id(text.as_mut_ptr(), 32, device))?;
+            Ok(CStr::from_ptr(text.as_ptr()).to_owned())
+        }
     }
 
     /// Free bytes on the GPU, as the driver reports them for all processes together.

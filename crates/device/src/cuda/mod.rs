@@ -13,6 +13,7 @@ mod driver;
 mod error;
 mod gpu;
 mod module;
+mod nvml;
 mod nvrtc;
 mod queue;
 #[cfg(test)]
@@ -25,5 +26,6 @@ pub use error::GpuError;
 pub use gpu::{DriverInfo, Gpu, find_driver};
 pub use library::LibrarySearch;
 pub use module::{Kernel, KernelSource, KernelVariant, VECTOR_BYTES, compile};
+pub use nvml::{GpuReading, GpuSensors};
 pub use nvrtc::Nvrtc;
 pub use queue::{Arg, CudaQueue, Event, Launch};

@@ -122,7 +122,7 @@ fn guide_003_commands() -> Vec<Case> {
             .file("config_deepspeed.yaml", DEEPSPEED)
             .file(json, zero2()),
         case("003", "torchrun, 2 GPUs", "torchrun --nproc_per_node=2 main.py --config config.yaml", Runs).file("config.yaml", DDP),
-        case("003", "a file with a profiler instead of the YAML's", "deepspeed --num_gpus=4 main.py --config config_deepspeed.yaml --deepspeed_config configs/deepspeed/zero2_with_profiling.json", Completed("flops_profiler.enabled"))
+        case("003", "a file with a profiler instead of the YAML's", "deepspeed --num_gpus=4 main.py --config config_deepspeed.yaml --deepspeed_config configs/deepspeed/zero2_with_profiling.json", Completed("flops_profiler.profile_step"))
             .file("config_deepspeed.yaml", "training:\n  distributed: true\n  distributed_strategy: deepspeed\n")
             .file("configs/deepspeed/zero2_with_profiling.json", for_four_ranks(&zero2_with_profiling())),
         case("003", "a timeout in a variable", "NCCL_TIMEOUT=1800 NCCL_IB_DISABLE=1 torchrun --nproc_per_node=4 main.py --config config.yaml", Runs)
@@ -174,7 +174,7 @@ fn guide_003_files() -> Vec<Case> {
             .file(yaml, "training:\n  fp16: true\n  fp16_opt_level: \"O1\"\n  fp16_full_eval: false\n"),
         case("003", "data loading", "", Runs).file(yaml, "dataloader_num_workers: 8\ndataloader_pin_memory: true\ndataloader_prefetch_factor: 2\n"),
         case("003", "a fixed seed", "", Runs).file(yaml, "seed: 42\n"),
-        case("003", "experiments with wandb", "", Refused("`report_to: wandb` is not implemented yet"))
+        case("003", "experiments with wandb", "", Runs)
             .file(yaml, "training:\n  experiment_name: \"sft_4gpu_experiment\"\n  save_steps: 500\n  save_total_limit: 3\n  logging_steps: 50\n  report_to: [\"tensorboard\", \"wandb\"]\n"),
         case("003", "experiments with TensorBoard", "", Runs).file(yaml, "training:\n  experiment_name: \"sft_4gpu_experiment\"\n  save_steps: 500\n  save_total_limit: 3\n  logging_steps: 50\n  report_to: [\"tensorboard\"]\n"),
         case("003", "resume", "", Runs).file(yaml, "training:\n  resume_from_checkpoint: \"./outputs/experiment/checkpoints/latest\"\n  save_strategy: \"steps\"\n  save_steps: 1000\n"),

@@ -127,12 +127,12 @@ fn deepspeed_features() {
       |                        ^^^^^^^^^^^^
       hint: remove it and use `recompute: auto` with `memory_budget_gib`.
     "#);
-    assert_snapshot!(deepspeed("{\"steps_per_print\": 1, \"wandb\": {\"enabled\": true}}"), @r#"
-    ds.json:1:24: `wandb` is not implemented yet
+    assert_snapshot!(deepspeed("{\"steps_per_print\": 1, \"comet\": {\"enabled\": true}}"), @r#"
+    ds.json:1:24: `comet` is not implemented yet
       |
-    1 | {"steps_per_print": 1, "wandb": {"enabled": true}}
+    1 | {"steps_per_print": 1, "comet": {"enabled": true}}
       |                        ^^^^^^^
-      hint: use `report_to: tensorboard`; metrics.jsonl in the output folder has all metrics.
+      hint: use `report_to: wandb` or `tensorboard`; metrics.jsonl in the output folder has all metrics.
     "#);
 }
 

@@ -13,6 +13,22 @@ fn deepspeed(text: &str, overrides: &[&str]) -> crate::RunConfig {
 }
 
 #[test]
+fn deepspeed_monitors_are_trackers() {
+    use crate::Tracker::{Csv, Wandb};
+    let text = r#"{"steps_per_print": 1, "tensorboard": {"enabled": true, "output_path": "tb"},
+        "wandb": {"enabled": true, "project": "mine", "team": "us"}, "csv_monitor": {"enabled": true},
+        "wall_clock_breakdown": false, "flops_profiler": {"enabled": true}}"#;
+    let output = deepspeed(text, &[]).output;
+    assert_eq!(output.tensorboard, Some("tb".into()));
+    assert_eq!((output.trackers, output.project.as_deref()), (vec![Wandb, Csv], Some("mine")));
+    assert!(!output.wall_clock_breakdown, "DeepSpeed's key of that name decides");
+    let text = r#"{"steps_per_print": 1, "wandb": {"enabled": false}, "flops_profiler": {"enabled": true}}"#;
+    let output = deepspeed(text, &[]).output;
+    assert!(output.trackers.is_empty() && output.wall_clock_breakdown);
+    assert_eq!(deepspeed(text, &["report_to=csv"]).output.trackers, [Csv]);
+}
+
+#[test]
 fn files_are_recognized_by_their_keys() {
     for (text, role) in [
         (ZERO1, FileRole::DeepSpeed),

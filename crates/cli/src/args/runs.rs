@@ -1,0 +1,77 @@
+//! Arguments of the commands that show what runs have written.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+
+#[derive(Debug, Args)]
+pub(crate) struct Runs {
+    #[command(subcommand)]
+    pub(crate) command: RunsCommand,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum RunsCommand {
+    /// List the runs in a folder
+    #[command(alias = "list")]
+    Ls {
+        /// Search this folder, up to three folders down
+        #[arg(value_name = "FOLDER", default_value = ".")]
+        folder: PathBuf,
+        /// Print one JSON object for each run
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the settings, the newest metrics and the costs of a run
+    Show {
+        /// Show the run in this output folder
+        #[arg(value_name = "RUN")]
+        run: PathBuf,
+        /// Print one JSON object
+        #[arg(long)]
+        json: bool,
+        /// Print the newest metrics as Prometheus reads them
+        #[arg(long, conflicts_with = "json")]
+        prometheus: bool,
+    },
+    /// Compare the settings and the newest metrics of two runs
+    Diff {
+        /// Compare the run in this output folder
+        #[arg(value_name = "RUN")]
+        left: PathBuf,
+        /// Compare with the run in this one
+        #[arg(value_name = "RUN")]
+        right: PathBuf,
+    },
+    /// Draw a metric of one or more runs as SVG
+    Plot {
+        /// Draw the runs in these output folders
+        #[arg(value_name = "RUN", required = true)]
+        runs: Vec<PathBuf>,
+        /// Draw this key of metrics.jsonl
+        #[arg(long, value_name = "KEY", default_value = "loss")]
+        metric: String,
+        /// Average over this many points
+        #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+        smooth: u32,
+        /// Use a logarithmic axis
+        #[arg(long)]
+        log: bool,
+        /// Write to this file [default: print it]
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Logs {
+    /// Read this file, or - for standard input
+    #[arg(value_name = "FILE")]
+    pub(crate) file: PathBuf,
+    /// Print one JSON object for each step
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Draw the loss as SVG to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) svg: Option<PathBuf>,
+}
