@@ -154,6 +154,54 @@ fn a_pasted_launch_line_runs() {
     assert!(first_line(&printed).contains("zero2 on 2 ranks"), "{printed}");
 }
 
+/// Our YAML, a DeepSpeed file with its launch line, and an accelerate file with its own: one run, so the same weights.
+#[test]
+fn one_run_in_three_dialects_has_the_same_bits() {
+    const ZERO3: &str = r#"{
+      "train_batch_size": 8,
+      "train_micro_batch_size_per_gpu": 2,
+      "gradient_accumulation_steps": "auto",
+      "gradient_clipping": 0.5,
+      "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}},
+      "bf16": {"enabled": true},
+      "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "betas": [0.8, 0.999], "weight_decay": 0.01}}
+    }"#;
+    const PLUGIN: &str = "\
+compute_environment: LOCAL_MACHINE
+distributed_type: DEEPSPEED
+deepspeed_config:
+  zero_stage: 3
+  offload_optimizer_device: cpu
+  gradient_accumulation_steps: 2
+  gradient_clipping: 0.5
+mixed_precision: bf16
+num_machines: 1
+num_processes: 2
+";
+    let optimizer = "learning_rate: 1e-3\nadam_beta1: 0.8\nweight_decay: 0.01\n";
+    let batch = "per_device_train_batch_size: 2\n";
+    let plan = "strategy: zero3\noffload_optimizer: cpu\nbf16: true\nmax_grad_norm: 0.5\ngradient_accumulation_steps: 2\n";
+    let weights = |run: String, other: (&str, &str), line: &str| {
+        let folder = Folder::new(&run);
+        folder.write(other.0, other.1);
+        let printed = folder.succeeds(&line.split(' ').collect::<Vec<_>>());
+        assert!(first_line(&printed).contains("bf16 zero3 on 2 ranks"), "{printed}");
+        std::fs::read(folder.path("out/model/model.safetensors")).unwrap()
+    };
+    let base = run_yaml();
+    let ours = weights(format!("{base}{batch}{optimizer}{plan}"), ("unused", ""), "train run.yaml --nproc 2");
+    let line = "train -- deepspeed --num_gpus 2 main.py --config run.yaml --deepspeed ds.json";
+    assert!(weights(base.clone(), ("ds.json", ZERO3), line) == ours, "DeepSpeed");
+    let line = "train -- accelerate launch --config_file acc.yaml train.py --config run.yaml";
+    assert!(weights(format!("{base}{batch}{optimizer}"), ("acc.yaml", PLUGIN), line) == ours, "accelerate");
+    let other = weights(
+        format!("{base}{batch}{optimizer}{plan}").replace("1e-3", "2e-3"),
+        ("unused", ""),
+        "train run.yaml --nproc 2",
+    );
+    assert!(other != ours, "another learning rate is another run");
+}
+
 #[test]
 fn launch_lines_that_cannot_run() {
     let folder = Folder::new(RUN);
