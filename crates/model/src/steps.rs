@@ -1,8 +1,10 @@
 //! Maps the steps of a program to calls of operations.
 
+use lockstep_core::DType;
+use lockstep_device::View;
 use lockstep_ops::matmul::Accumulate;
 use lockstep_ops::{bias, dropout, embedding, matmul, reduce, rmsnorm, rope, rows, scale, swiglu};
-use lockstep_shape::{DropoutSite, Program, ProgramStep, RopeDirection};
+use lockstep_shape::{DropoutSite, Param, Program, ProgramStep, RopeDirection};
 
 use crate::attention::attention_step;
 use crate::head;
@@ -39,11 +41,12 @@ fn run_step(step: &ProgramStep, unit: &Unit) {
         | ProgramStep::LinearBackWeight { .. } => linear_step(step, unit),
         ProgramStep::Bias { y, b } => bias::forward(queue, unit.mat(y), unit.weight(b)),
         ProgramStep::BiasBack { dy, b } => {
-            if let Some(grad) = unit.grad(b) {
-                if unit.overwrite_grads {
-                    reduce::zero(queue, grad);
-                }
-                bias::backward(queue, grad, unit.mat(dy), workspace);
+            if unit.grad(b).is_some() {
+                let dy = unit.mat(dy);
+                let (scratch, last) = split_last(workspace, dy.cols);
+                let db = VectorGrad::new(unit, b, last);
+                bias::backward(queue, db.sum, dy, scratch);
+                db.finish(unit);
             }
         }
         ProgramStep::Dropout { .. }
@@ -148,23 +151,17 @@ fn norm_back(step: &ProgramStep, unit: &Unit) {
     let &ProgramStep::NormBack { dy, x, w, rstd, dx, add, recompute_output } = step else {
         unreachable!("a norm's backward")
     };
-    let grad = unit.grad(w);
-    if unit.overwrite_grads
-        && let Some(grad) = grad
-    {
-        reduce::zero(unit.queue, grad);
-    }
     let dim = unit.weight(w).len();
     let scratch = unit.workspace.first(rmsnorm::scratch_elems(unit.mat(dy).rows, dim) + dim);
-    let (scratch, unwanted) = (scratch.first(scratch.len() - dim), scratch.slice(scratch.len() - dim, dim));
+    let (scratch, last) = split_last(scratch, dim);
+    let dw = VectorGrad::new(unit, w, last);
     rmsnorm::backward(
         unit.queue,
         rmsnorm::BackwardArgs {
             dx: unit.mat(dx),
             add,
             recompute: recompute_output,
-            // The gradient of a frozen weight is computed as a by-product and discarded.
-            dw: grad.unwrap_or(unwanted),
+            dw: dw.sum,
             dy: unit.mat(dy),
             x: unit.mat(x),
             rstd: unit.statistic(rstd),
@@ -172,4 +169,43 @@ fn norm_back(step: &ProgramStep, unit: &Unit) {
             scratch,
         },
     );
+    dw.finish(unit);
 }
+
+/// A view without its last elements, and these.
+fn split_last(view: View<'_>, elems: usize) -> (View<'_>, View<'_>) {
+    let first = view.len() - elems;
+    (view.first(first), view.slice(first, elems))
+}
+
+/// The gradient of a norm's weight or of a bias. Its kernels add to f32.
+struct VectorGrad<'m> {
+    /// What the kernel adds to.
+    sum: View<'m>,
+    /// The gradient that the sum is rounded to.
+    rounded: Option<View<'m>>,
+}
+
+impl<'m> VectorGrad<'m> {
+    /// `scratch` has the vector's length. It takes the sum if the gradient has another type, or if the vector is frozen:
+    /// then the gradient is a by-product that nobody reads.
+    fn new(unit: &Unit<'m>, param: Param, scratch: View<'m>) -> VectorGrad<'m> {
+        let (sum, rounded) = match unit.grad(param) {
+            None => return VectorGrad { sum: scratch, rounded: None },
+            Some(grad) if grad.dtype() == DType::F32 => (grad, None),
+            Some(grad) => (scratch, Some(grad)),
+        };
+        assert!(rounded.is_none() || unit.overwrite_grads, "gradients that are rounded are written once");
+        if unit.overwrite_grads {
+            reduce::zero(unit.queue, sum);
+        }
+        VectorGrad { sum, rounded }
+    }
+
+    fn finish(&self, unit: &Unit) {
+        if let Some(rounded) = self.rounded {
+            reduce::copy(unit.queue, rounded, self.sum);
+        }
+    }
+}
+

@@ -62,7 +62,7 @@ pub struct Unit<'m> {
     pub programs: &'m Programs,
     /// The unit's working parameters, unsharded.
     pub params: View<'m>,
-    /// Gradients of its trained elements, unsharded, in f32.
+    /// Gradients of its trained elements, unsharded: in f32, or in bf16 if each is written once.
     pub grads: Option<View<'m>>,
     /// Whether gradients are overwritten instead of added to.
     pub overwrite_grads: bool,
@@ -287,7 +287,6 @@ pub fn workspace_bytes(model: &ModelShape, tokens: usize, max_doc: usize, kernel
         .max(embedding::scratch_bytes(tokens))
         .max(Bytes(4 * norm as u64))
         .max(Bytes(4 * score_head::scratch_elems(tokens, model.dim) as u64))
-        .max(Bytes(4 * bias::scratch_elems(tokens, biased) as u64))
-        .max(embedding::scratch_bytes(tokens))
+        .max(Bytes(4 * (bias::scratch_elems(tokens, biased) + biased) as u64))
         .align_to(4096)
 }

@@ -2,6 +2,7 @@
 //! here; nothing else reads the mesh's axes.
 
 use lockstep_core::{Axis, DType};
+use lockstep_shape::UnitKind;
 
 use crate::buffer::ParamState;
 use crate::input::{AccumulationOrder, Placement, PlanInput};
@@ -31,8 +32,20 @@ impl PlanInput {
     /// reduction adds micro-batches up or rounds the gradient, unless backward or the host already does.
     pub fn reductions(&self, model: ModelId, unit: u32) -> Axes {
         let axes = self.summed_over();
+        if self.backward_rounds(model, unit) {
+            return &[];
+        }
         let needs_one = self.order == AccumulationOrder::Reduced || self.rounds_grads();
         if axes.is_empty() && needs_one && !self.grads_offloaded(model, unit) { &[Axis::World] } else { axes }
+    }
+
+    /// Whether backward itself writes a unit's rounded gradient: there are no other ranks, it stays on the device, and every
+    /// tensor's gradient is computed by one kernel. The head's is a sum over chunks, the embedding's a sum over tokens.
+    pub fn backward_rounds(&self, model: ModelId, unit: u32) -> bool {
+        self.rounds_grads()
+            && self.summed_over().is_empty()
+            && !self.grads_offloaded(model, unit)
+            && matches!(self.unit(model, unit).kind, UnitKind::Block(_))
     }
 
     /// Whether gradients are rounded after they are reduced. Backward and reductions compute in f32.

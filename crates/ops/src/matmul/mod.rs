@@ -97,10 +97,11 @@ pub fn nn(queue: &Queue, c: Mat, a: Mat, b: Mat, accumulate: Accumulate, scratch
     }
 }
 
-/// C\[M, N\] = A\[K, M\]ᵀ · B\[K, N\], accumulated as `accumulate` says: the gradient of a weight. C is f32.
+/// C\[M, N\] = A\[K, M\]ᵀ · B\[K, N\], accumulated as `accumulate` says: the gradient of a weight. C is f32, or bf16, to which
+/// the f32 result is rounded.
 pub fn tn(queue: &Queue, c: Mat, a: Mat, b: Mat, accumulate: Accumulate, scratch: View) {
     assert_eq!((c.rows, c.cols, a.rows), (a.cols, b.cols, b.rows), "shapes of Aᵀ·B must match");
-    assert_eq!(c.view.dtype(), DType::F32, "weight gradients are f32");
+    assert!(matches!(c.view.dtype(), DType::F32 | DType::BF16), "weight gradients are f32 or bf16");
     check(&c, &a, &b, &accumulate, scratch);
     match queue {
         Queue::Cpu(cpu) => cpu::matmul(cpu, c, cpu::A::Columns(a), cpu::B::Natural(b), accumulate, scratch),

@@ -64,9 +64,9 @@ impl StepBuilder<'_> {
             let take = (cap - filled).min(end - start);
             self.bucket.push(SpanPart { unit, start, end: start + take });
             start += take;
-            // The rest of a large gradient is reduced at once: while it waits, all of it stays on the device.
-            let offloads = start == end && end >= cap && self.grads_offloaded(unit);
-            if filled + take == cap || offloads {
+            // The rest of a large gradient is reduced at once if that frees it: while it waits, all of it is on the device.
+            let frees = self.grads_offloaded(unit) || self.input.rounds_grads();
+            if filled + take == cap || start == end && end >= cap && frees {
                 self.flush_bucket(micro_batch);
             }
         }

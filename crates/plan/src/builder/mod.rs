@@ -331,12 +331,13 @@ impl<'a> StepBuilder<'a> {
         self.device(BufferKind::UnshardedGrad { model: self.model, unit }, elems, DType::F32)
     }
 
-    /// Whether backward adds to the accumulator itself: the gradient is replicated, on the device, and summed locally.
+    /// Whether backward writes the accumulator itself: the gradient is replicated, on the device, and summed locally.
     fn accumulates_in_place(&self, unit: u32) -> bool {
-        !self.input.is_sharded(self.model, ParamState::Grad)
+        let sums_in_f32 = !self.input.is_sharded(self.model, ParamState::Grad)
             && !self.grads_offloaded(unit)
             && self.input.order == AccumulationOrder::Local
-            && !self.input.rounds_grads()
+            && !self.input.rounds_grads();
+        sums_in_f32 || self.input.backward_rounds(self.model, unit)
     }
 
     fn grads_offloaded(&self, unit: u32) -> bool {

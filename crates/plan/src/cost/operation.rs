@@ -144,7 +144,9 @@ impl Operands<'_> {
         };
         let storage = self.plan.input.storage;
         let logits_grad = if self.plan.input.has_separate_memory() { storage } else { DType::F32 };
-        UnitWork { model, unit, storage, logits_grad, fresh }.of(program)
+        let rounds = self.plan.input.backward_rounds(self.phase.model, unit);
+        let grads = if rounds { self.plan.input.grad_dtype } else { DType::F32 };
+        UnitWork { model, unit, storage, logits_grad, grads, fresh }.of(program)
     }
 
     /// The parameters of a unit as they are stored are read and, in the storage type, written: by a kernel for each tensor

@@ -65,6 +65,8 @@ pub(crate) struct UnitWork<'a> {
     pub(crate) storage: DType,
     /// The type of the logits' gradient: the storage type on a GPU, f32 on a CPU. The GEMMs that read it compute in it.
     pub(crate) logits_grad: DType,
+    /// The type that backward writes weight gradients in.
+    pub(crate) grads: DType,
     /// Whether weight gradients are overwritten. Otherwise they are read and added to.
     pub(crate) fresh: bool,
 }
@@ -240,11 +242,11 @@ impl UnitWork<'_> {
         self.storage_bytes(rows * cols)
     }
 
-    /// Bytes of a weight's gradient, in f32: written, and read before if it is added to.
+    /// Bytes of a weight's gradient: written, and read before if it is added to.
     fn grad_bytes(&self, w: Param) -> f64 {
         let (rows, cols) = self.weight(w);
         let passes = if self.fresh { 1.0 } else { 2.0 };
-        passes * (rows * cols * DType::F32.size()) as f64
+        passes * (rows * cols * self.grads.size()) as f64
     }
 
     fn storage_bytes(&self, elems: usize) -> f64 {
