@@ -40,6 +40,8 @@ pub enum CkptError {
     Shape { file: PathBuf, tensor: String, expected: Vec<usize>, found: Vec<usize> },
     #[error("`{tensor}` in {} has dtype {dtype}, but only F32, F16 and BF16 are supported", file.display())]
     DtypeUnreadable { file: PathBuf, tensor: String, dtype: String },
+    #[error("{}: cannot read the 4-bit weight `{tensor}`: {why}", file.display())]
+    Quantised { file: PathBuf, tensor: String, why: String },
     #[error("tensors cannot be written as {dtype}")]
     DtypeUnwritable { dtype: DType },
     #[error("{} has no config.json", folder.display())]
@@ -229,6 +231,10 @@ impl Fault for CkptError {
                 "fetch the file itself with `git lfs pull`, or convert it with safetensors' converter."
             }
             CkptError::Safetensors { .. } => "the file is damaged: fetch or write it again.",
+            CkptError::Quantised { .. } => {
+                "only NF4 with double quantisation is read; load the model in transformers, and save it without quantization \
+                 or with `bnb_4bit_quant_type=\"nf4\", bnb_4bit_use_double_quant=True`."
+            }
             CkptError::DtypeUnreadable { .. } => "convert the weights to one of these dtypes.",
             CkptError::WouldReplace { .. } => {
                 "choose another folder, or remove this one if it is not needed."

@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod adapter_folder;
+mod bitsandbytes;
 mod checkpoint;
 mod checkpoint_write;
 mod convert;
@@ -28,6 +29,7 @@ mod safetensors_write;
 mod verify;
 
 pub use adapter_folder::{AdapterConfig, AdapterFolder, adapter_tensor_name, model_tensor_name};
+pub use bitsandbytes::StoredNf4;
 pub use checkpoint::{Checkpoint, TensorPart};
 pub use checkpoint_write::{CheckpointWriter, PieceSpec, TensorSpec};
 pub use error::{CkptError, IndexFault, ManifestFault, SafetensorsFault};

@@ -147,6 +147,8 @@ inert! {
     ["dataset_streaming", "streaming"] OFF, "it is off", "remove it: data is prepared once and read from disk.";
     ["eval_packing"] &[], "evaluation packs as training does";
     ["gradient_checkpointing_use_reentrant", "ignore_bias_buffers"] &[], "it is not needed here";
+    ["load_in_8bit"] OFF, "it is off", "use `load_in_4bit: true`.";
+    ["bnb_4bit_quant_storage"] &[], "codes are sharded as bytes";
     ["low_cpu_mem_usage"] &[], "weights are always loaded in pieces";
     ["torch_dtype", "dtype"] &["auto", "float32", "fp32"], "master weights are fp32", "master weights are fp32; use `mixed_precision: bf16` to compute in bf16.";
     ["bf16_backend"] &[], "there is one implementation of bf16";
@@ -166,9 +168,7 @@ pub(crate) const REFUSED: &[(&str, &str)] = &[
     ("padding_free", "rows are never padded; use `packing: bfd` to pack them."),
     ("neftune_noise_alpha", ""),
     ("use_liger_kernel", "the LM head and the loss are always fused."),
-    ("load_in_4bit", ""),
-    ("load_in_8bit", ""),
-    ("quantization", ""),
+    ("quantization", "use `load_in_4bit: true`."),
     ("ignore_data_skip", "a resumed run always continues at the next row; skipping takes no time."),
     ("save_only_model", "a checkpoint is always complete."),
     ("hub_model_id", "nothing is uploaded."),

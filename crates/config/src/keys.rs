@@ -124,6 +124,11 @@ keys! {
     Model Map "peft_config" ["lora"] = "null", "The adapters in PEFT's form, with its defaults: `{r: 16, lora_alpha: 32, target_modules: all-linear}`.";
     Model Exact "adapter_name_or_path" ["adapter"] = "null", "Folder of an adapter to continue training. It defines rank, targets and scale.";
 
+    Model Exact "load_in_4bit" = "false", "Keep the frozen projections of all blocks in 4 bits (QLoRA): NF4 with double quantisation, as in bitsandbytes. Requires `use_peft: true`.";
+    Model Word "bnb_4bit_quant_type" = "nf4", "Format of `load_in_4bit`: `nf4`.";
+    Model Exact "bnb_4bit_use_double_quant" ["use_bnb_nested_quant"] = "true", "Quantize the scales of `load_in_4bit`, too. Must be true.";
+    Model Word "bnb_4bit_compute_dtype" = "null", "Type that 4-bit weights are dequantized to: `bfloat16`, `float16` or `float32`. Must be that of `mixed_precision`, which is the default.";
+
     Algorithm Word "algorithm" = "sft", "Training algorithm: `sft` or `clm` (predict the next token), `reward` (reward model), `dpo`, `ppo`, `grpo` or `rloo`. `lockstep dpo` is the same as `lockstep train algorithm=dpo`.";
 
     Preference Exact "center_rewards_coefficient" for Reward = "null", "Weight of a term that keeps the mean reward of a pair near zero. 0.01 is a good value. Defaults to no such term.";

@@ -8,7 +8,7 @@ use crate::raw::{RawConfig, Setting};
 use crate::reader::{Finished, Reader};
 use crate::sections::{
     AlgorithmConfig, AlgorithmName, BatchConfig, DataConfig, DeviceConfig, EvalConfig, LrScaling,
-    ModelConfig, ModelSource, OptimConfig, OutputConfig, PlanConfig, Precision,
+    ModelConfig, ModelSource, OptimConfig, OutputConfig, PlanConfig, Precision, check_compute_dtype,
 };
 use crate::settings;
 
@@ -101,6 +101,7 @@ impl RunConfig {
         let batch = BatchConfig::read(&mut r, plan.world_size());
         let optim = OptimConfig::read(&mut r);
         let precision = Precision::read(&mut r);
+        check_compute_dtype(&mut r, &precision);
         let device = DeviceConfig::read(&mut r);
         let eval = EvalConfig::read(&mut r, &precision);
         let output = OutputConfig::read(&mut r);

@@ -4,6 +4,12 @@
 /// in every type, and the block of the gradient norm's leaves.
 pub const ALIGN_ELEMS: usize = 256;
 
+/// Elements of a 4-bit weight that share a scale.
+pub const NF4_BLOCK_ELEMS: usize = 64;
+
+/// Scales of a 4-bit weight that share a scale of their own.
+pub const NF4_SCALES_PER_BLOCK: usize = 256;
+
 /// `elems` rounded up to a whole number of alignment blocks.
 pub const fn padded_elems(elems: usize) -> usize {
     elems.div_ceil(ALIGN_ELEMS) * ALIGN_ELEMS

@@ -270,8 +270,8 @@ impl UnitResidents {
     }
 
     fn of(plan: &RunPlan, model: ModelId, unit: u32, rank: Rank) -> UnitResidents {
-        let states = [ParamState::Working, ParamState::Grad];
-        let states = states.into_iter().chain(plan.input.optimizer_states(model, unit));
+        let states = [ParamState::Working, ParamState::Grad].into_iter().chain(ParamState::QUANTISED);
+        let states = states.chain(plan.input.optimizer_states(model, unit));
         let resident = |state: ParamState| {
             let id =
                 plan.find(BufferKind::ParamState { model: plan.input.weights_of(model), unit, state })?;
@@ -383,7 +383,7 @@ impl BufferLookup<'_> {
         Some(location_at(&self.plan.buffers[id.0 as usize], self.plan.offset(self.phase, id)?))
     }
 
-    fn find(&self, kind: BufferKind) -> Option<Location> {
+    pub(crate) fn find(&self, kind: BufferKind) -> Option<Location> {
         self.location(self.plan.find(kind)?)
     }
 
@@ -399,7 +399,11 @@ impl BufferLookup<'_> {
         residents: &UnitResidents,
     ) -> UnitAddresses {
         let model = self.phase.model;
-        let gathered = self.find(BufferKind::UnshardedParams { model, unit });
+        let unsharded = |unit: u32| self.find(BufferKind::UnshardedParams { model, unit });
+        // In a generate phase all units with 4-bit parameters are dequantised into the buffer of the first one.
+        let input = &self.plan.input;
+        let shared = || input.first_quantised(model).filter(|_| input.has_quantised(model, unit));
+        let gathered = unsharded(unit).or_else(|| unsharded(shared()?));
         let grad = residents.resident(ParamState::Grad).map(|resident| resident.location);
         let grad_target = self.find(BufferKind::UnshardedGrad { model, unit }).or(grad);
         let slots = |program, layout| self.slots(unit, programs, program, layout);

@@ -20,6 +20,7 @@ use crate::lanes::{Lanes, ScheduleRun};
 use crate::norm::NormScratch;
 use crate::poison::Poison;
 use crate::prepared_phase::PreparedPhase;
+use crate::quantised::ScaleOffsets;
 use crate::step::{StepState, StepStates};
 use crate::transport::{Comms, Transport};
 
@@ -75,6 +76,7 @@ pub(crate) struct Shared {
     pub(crate) host_calls: AtomicU64,
     pub(crate) dropout_seed: AtomicU64,
     pub(crate) steps: StepStates,
+    pub(crate) scale_offsets: ScaleOffsets,
     pub(crate) norm: Mutex<NormScratch>,
     /// Micro-batches whose outputs are being copied to the host, and their numbers of tokens.
     pub(crate) pending_outputs: Mutex<Vec<u32>>,
@@ -132,6 +134,7 @@ impl Engine {
             host_calls: AtomicU64::new(1),
             dropout_seed: AtomicU64::new(0),
             steps: StepStates::new(),
+            scale_offsets: ScaleOffsets::of(&plan),
             pending_outputs: Mutex::new(Vec::with_capacity(plan.input.num_micro_batches as usize)),
             poison: OnceLock::new(),
             plan,

@@ -172,6 +172,7 @@ impl Shared {
         while let Some(new) = driver.next_batch() {
             let batch = self.feed_decode_batch(&new, queue)?;
             for unit in 0..head {
+                self.dequantise(unit, queue)?;
                 self.run_unit(run, queue, unit, ProgramKind::Forward, false, batch);
             }
             self.run_unit(run, queue, head, ProgramKind::Decode, false, batch);

@@ -17,6 +17,7 @@ mod lanes;
 mod model;
 mod norm;
 mod prepared_phase;
+mod quantised;
 
 mod collectives;
 mod io_staging;
@@ -33,4 +34,5 @@ pub use driver::{
 pub use engine::{Engine, Resources};
 pub use error::EngineError;
 pub use model::{Model, ModelMut};
+pub use quantised::TensorQuantiser;
 pub use transport::Comms;

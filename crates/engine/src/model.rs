@@ -45,6 +45,29 @@ fn uniform(stream: RngStream, index: usize, bound: f32) -> f32 {
     (2.0 * unit - 1.0) * bound
 }
 
+/// Sets `values` to the initial values of a part of a tensor.
+fn fill_initial(
+    values: &mut Vec<f32>,
+    segment: &Segment,
+    part: Range<usize>,
+    stream: RngStream,
+    std: f32,
+) {
+    values.clear();
+    match segment.init {
+        WeightInit::Zero => values.resize(part.len(), 0.0),
+        WeightInit::One => values.resize(part.len(), 1.0),
+        WeightInit::Normal => {
+            values.resize(part.len(), 0.0);
+            fill_normal(values, part.start, stream, std);
+        }
+        WeightInit::KaimingUniform => {
+            let bound = 1.0 / (segment.shape[1] as f32).sqrt();
+            values.extend(part.map(|i| uniform(stream, i, bound)));
+        }
+    }
+}
+
 /// The states that a write to `state` sets: both copies of the parameters, so that they always agree.
 fn written_states(state: ParamState) -> Vec<ParamState> {
     match state {
@@ -56,14 +79,14 @@ fn written_states(state: ParamState) -> Vec<ParamState> {
 /// Read access to one model of an engine.
 #[derive(Clone, Copy)]
 pub struct Model<'e> {
-    engine: &'e Engine,
-    id: ModelId,
+    pub(crate) engine: &'e Engine,
+    pub(crate) id: ModelId,
 }
 
 /// Access to one model of an engine, to run its phases and change its states.
 pub struct ModelMut<'e> {
-    engine: &'e mut Engine,
-    id: ModelId,
+    pub(crate) engine: &'e mut Engine,
+    pub(crate) id: ModelId,
 }
 
 impl Engine {
@@ -115,6 +138,9 @@ impl<'e> Model<'e> {
     /// The flat range of a tensor's state that this rank holds. `None`: the tensor has no such state. Empty: other ranks
     /// hold it.
     pub fn owned(&self, unit: usize, segment: &Segment, state: ParamState) -> Option<Range<usize>> {
+        if segment.quantised && state == ParamState::Working {
+            return Some(self.owned_quantised(unit, segment));
+        }
         let resident = self.resident(unit, segment, state)?;
         let (start, end) = (segment.start, segment.start + segment.elems());
         let part = resident.owned.iter().find(|p| p.start < end && start < p.end);
@@ -142,7 +168,8 @@ impl<'e> Model<'e> {
     }
 
     /// Reads part of a tensor's state, which this rank must hold. `Working` reads the master copy if there is one,
-    /// because that is what the optimizer updates. Returns false if the tensor has no such state.
+    /// because that is what the optimizer updates; of a tensor in 4 bits it is what the codes stand for. Returns false if
+    /// the tensor has no such state.
     pub fn read(
         &self,
         unit: usize,
@@ -151,6 +178,10 @@ impl<'e> Model<'e> {
         part: Range<usize>,
         out: &mut [f32],
     ) -> Result<bool, EngineError> {
+        if segment.quantised && state == ParamState::Working {
+            self.read_quantised(unit, segment, part, out, false)?;
+            return Ok(true);
+        }
         self.engine.synchronize()?;
         let Some(resident) = self.resident(unit, segment, self.authoritative_state(unit, segment, state))
         else {
@@ -177,6 +208,10 @@ impl<'e> Model<'e> {
         part: Range<usize>,
         out: &mut [f32],
     ) -> Result<bool, EngineError> {
+        if segment.quantised && state == ParamState::Working {
+            self.read_quantised(unit, segment, part, out, true)?;
+            return Ok(true);
+        }
         let truth = self.authoritative_state(unit, segment, state);
         let Some(own) = self.owned(unit, segment, truth) else { return Ok(false) };
         if !self.engine.plan().input.is_sharded(self.id, truth) {
@@ -311,36 +346,31 @@ impl ModelMut<'_> {
     ) -> Result<(), EngineError> {
         let std = self.as_ref().plan().shape.init_std as f32;
         let stream = RngStream::named(seed, Purpose::Init, &segment.name);
+        // One piece per thread at a time, so that memory is bounded.
+        let (step, elems) = (PIECE * self.engine.queue.num_threads(), segment.elems());
+        let pieces = (0..elems).step_by(step).map(|start| start..(start + step).min(elems));
+        let mut values = Vec::new();
+        if segment.quantised {
+            let mut quantiser = self.engine.model_mut(self.id).quantiser(unit, segment);
+            for part in pieces {
+                fill_initial(&mut values, segment, part, stream, std);
+                quantiser.push(&values)?;
+            }
+            return quantiser.finish();
+        }
         let states = [ParamState::Working, ParamState::Master];
         let here: Vec<_> = states.iter().filter_map(|s| self.as_ref().owned(unit, segment, *s)).collect();
-        let mut values = Vec::new();
-        // One piece per thread at a time, so that memory is bounded.
-        let step = PIECE * self.engine.queue.num_threads();
-        for start in (0..segment.elems()).step_by(step) {
-            let part = start..(start + step).min(segment.elems());
-            if here.iter().all(|own| own.end <= part.start || part.end <= own.start) {
-                continue;
+        for part in pieces {
+            if here.iter().any(|own| part.start < own.end && own.start < part.end) {
+                fill_initial(&mut values, segment, part.clone(), stream, std);
+                self.write(unit, segment, ParamState::Working, part, &values)?;
             }
-            values.clear();
-            match segment.init {
-                WeightInit::Zero => values.resize(part.len(), 0.0),
-                WeightInit::One => values.resize(part.len(), 1.0),
-                WeightInit::Normal => {
-                    values.resize(part.len(), 0.0);
-                    fill_normal(&mut values, start, stream, std);
-                }
-                WeightInit::KaimingUniform => {
-                    let bound = 1.0 / (segment.shape[1] as f32).sqrt();
-                    values.extend(part.clone().map(|i| uniform(stream, i, bound)));
-                }
-            }
-            self.write(unit, segment, ParamState::Working, part, &values)?;
         }
         Ok(())
     }
 
     /// Writes part of a tensor's state, as far as this rank holds it. Writing `Working` also writes the master copy and
-    /// vice versa, so that both always agree.
+    /// vice versa, so that both always agree. A tensor in 4 bits is written by [`ModelMut::quantiser`].
     pub fn write(
         &mut self,
         unit: usize,
@@ -349,6 +379,7 @@ impl ModelMut<'_> {
         part: Range<usize>,
         values: &[f32],
     ) -> Result<(), EngineError> {
+        assert!(!segment.quantised, "{} is stored in 4 bits", segment.name);
         self.engine.synchronize()?;
         for one in written_states(state) {
             let Some(own) = self.as_ref().owned(unit, segment, one) else { continue };

@@ -5,8 +5,9 @@ use lockstep_device::Device;
 use lockstep_device::cuda::{Event, Gpu};
 use lockstep_plan::{Lane, Phase, RunPlan, Schedule, Wait};
 
-use crate::addresses::{Addresses, UnitResidents};
+use crate::addresses::{Addresses, BufferLookup, UnitResidents};
 use crate::error::EngineError;
+use crate::quantised::UnitDequantisation;
 use crate::task::{Squares, Task, tasks};
 
 /// The addresses of a phase's buffers, and what its operations do on this rank.
@@ -14,6 +15,8 @@ pub(crate) struct PreparedPhase {
     pub(crate) addresses: Addresses,
     pub(crate) tasks: Vec<Task>,
     pub(crate) squares: Vec<Squares>,
+    /// For each unit, how its 4-bit parameters are dequantised, if it has some.
+    pub(crate) dequantisations: Vec<Option<UnitDequantisation>>,
     /// For each operation that another lane waits for, a CUDA event on its lane's stream. Runs alternate between two
     /// sets.
     pub(crate) events: [Vec<Option<Event>>; 2],
@@ -29,6 +32,13 @@ impl PreparedPhase {
     ) -> Result<PreparedPhase, EngineError> {
         let addresses = Addresses::of(plan, phase, residents);
         let tasks = tasks(plan, phase, &addresses, residents, rank);
+        let lookup = BufferLookup { plan, phase };
+        let units = addresses.units.iter().zip(residents).zip(0..);
+        let dequantisations = units
+            .map(|((addresses, residents), unit)| {
+                UnitDequantisation::of(&lookup, unit, addresses, residents)
+            })
+            .collect();
         let squares = tasks.iter().filter_map(|task| match task {
             Task::Squares(list) => Some(&list[..]),
             _ => None,
@@ -38,7 +48,7 @@ impl PreparedPhase {
             Device::Cpu => [0, 1].map(|_| phase.schedule.ops.iter().map(|_| None).collect()),
             Device::Cuda(gpu) => [events(&phase.schedule, gpu)?, events(&phase.schedule, gpu)?],
         };
-        Ok(PreparedPhase { addresses, tasks, squares, events })
+        Ok(PreparedPhase { addresses, tasks, squares, dequantisations, events })
     }
 }
 

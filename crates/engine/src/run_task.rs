@@ -30,6 +30,7 @@ impl Shared {
                 }
                 return pairs.iter().try_for_each(|(from, to)| from.copy_to(to, &self.memories, queue));
             }
+            Task::Dequantise(unit) => return self.dequantise(*unit, queue),
             Task::Add(pairs) => {
                 for (from, to) in pairs {
                     reduce::add(queue, to.view(&self.memories), from.view(&self.memories));

@@ -2,7 +2,7 @@
 
 use lockstep_core::{Axis, Bytes, DType, Elems, Rank};
 use lockstep_plan::{
-    Axes, BufferId, CopyEnd, CopyPayload, MemoryTier, ModelPlan, Op, OpKind, OptimizerSpec, OwnedPart,
+    Axes, BufferId, BufferKind, CopyEnd, CopyPayload, MemoryTier, ModelPlan, Op, OpKind, OptimizerSpec, OwnedPart,
     ParamState, Phase, ReduceInto, RunPlan, SpanId, SpanPart,
 };
 use lockstep_shape::{FlatParam, UnitShape};
@@ -29,6 +29,8 @@ pub(crate) enum Task {
         /// Whether the copy writes resident states, which a skipped update must not change.
         writes_states: bool,
     },
+    /// Dequantises the unit with this index.
+    Dequantise(u32),
     /// Adds staged gradients to the sums of earlier micro-batches on the host.
     Add(Vec<(Address, Address)>),
     Squares(Vec<Squares>),
@@ -137,6 +139,7 @@ impl TaskBuilder<'_> {
             | OpKind::Backward { .. }
             | OpKind::Generate => Task::Compute,
             OpKind::Release(_) => Task::NoOp,
+            OpKind::Dequantise { unit } => Task::Dequantise(unit),
             OpKind::Gather { span, from, axes } => self.gather(span, from, axes),
             OpKind::AllGatherUpdated { span, axes } => self.all_gather_updated(span, axes),
             OpKind::Reduce { span, axis, into, scratch, .. } => {
@@ -200,7 +203,11 @@ impl TaskBuilder<'_> {
     // ---- parameters -------------------------------------------------------------------------------------
 
     fn gather(&self, span: SpanId, from: CopyEnd, axes: Axes) -> Task {
-        let (shape, addresses, residents) = self.unit(self.only_part(span).unit);
+        let unit = self.only_part(span).unit;
+        if self.plan.input.has_quantised(self.phase.model, unit) {
+            return self.gather_quantised(unit, axes);
+        }
+        let (shape, addresses, residents) = self.unit(unit);
         let resident = residents.working();
         let from = match from {
             CopyEnd::Resident => resident.location,
@@ -220,6 +227,24 @@ impl TaskBuilder<'_> {
         }
     }
 
+    /// Gathers the states that a unit with 4-bit parameters is dequantised from.
+    fn gather_quantised(&self, unit: u32, axes: Axes) -> Task {
+        let [axis] = axes else { panic!("4-bit parameters are all-gathered along one axis, not {axes:?}") };
+        let (model, mut parts) = (self.phase.model, Vec::new());
+        for state in [ParamState::Codes, ParamState::ScaleCodes, ParamState::Working] {
+            let gathered = self.lookup.find(BufferKind::GatheredState { model, unit, state });
+            let gathered = gathered.expect("a gather defines its buffers").address();
+            let resident =
+                self.residents[unit as usize].resident(state).expect("a unit has what it is gathered from");
+            let wholes = self.plan.input.whole(model, unit, state).into_iter();
+            parts.extend(resident.owned.iter().zip(wholes).map(|(own, whole)| Gather {
+                own: resident.part(own).address(),
+                whole: gathered.slice(whole.local_start, whole.elems()),
+            }));
+        }
+        Task::Gather { axis: *axis, parts }
+    }
+
     /// All-gathers the parameters that each rank has updated.
     fn all_gather_updated(&self, span: SpanId, axes: Axes) -> Task {
         let [axis] = axes else { panic!("parameters are all-gathered along one axis, not {axes:?}") };
@@ -228,10 +253,10 @@ impl TaskBuilder<'_> {
             let (shape, _, residents) = self.unit(*unit);
             let owned = self.plan.input.owned(self.phase.model, *unit, ParamState::Master, self.rank);
             let flat_params = shape.flat_params().into_iter().filter(|flat| flat.trained_start.is_some());
-            let all = residents.working().location.address();
+            let working = residents.working();
             parts.extend(owned.into_iter().zip(flat_params).map(|(own, flat)| Gather {
-                own: all.slice(own.start, own.elems()),
-                whole: all.slice(flat.start, flat.elems()),
+                own: working.range(own.start, own.end).address(),
+                whole: working.range(flat.start, flat.end).address(),
             }));
         }
         Task::Gather { axis: *axis, parts }

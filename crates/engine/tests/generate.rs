@@ -5,7 +5,9 @@ use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
 use lockstep_engine::{DecodeBatch, DecodeDriver, Engine, UpdateRule, UpdateSettings};
 use lockstep_plan::ModelId;
-use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, SlidingWindow};
+use lockstep_shape::{
+    ALL_LINEAR, Architecture, Biases, Lora, ModelShape, Recompute, SlidingWindow, WeightFormat,
+};
 use lockstep_testkit::{CarrierKind, TestBatch, TestObjective, TestSetup, engine, run_in_world, score};
 
 const UPDATES: UpdateSettings = UpdateSettings {
@@ -24,7 +26,12 @@ fn shapes() -> Vec<ModelShape> {
         window: Some(SlidingWindow { keys: 20, layers: vec![true, false, true] }),
         ..llama.clone()
     };
-    vec![llama, qwen, sliding]
+    let targets = Lora::targets_of(&[ALL_LINEAR.into()], 3).unwrap();
+    let lora =
+        Lora { rank: 4, alpha: 8.0, dropout: 0.0, rank_stabilized: false, targets, modules_to_save: vec![] };
+    let quantised =
+        ModelShape { lora: Some(lora), frozen_projections: WeightFormat::Nf4, ..sliding.clone() };
+    vec![llama, qwen, sliding, quantised]
 }
 
 fn setup(storage: DType, recompute: Recompute) -> TestSetup {
@@ -147,7 +154,12 @@ fn decoding_has_the_bits_of_scoring_whole_documents() {
 /// Sharded parameters are gathered for the phase; every rank decodes its own sequences.
 #[test]
 fn decoding_with_sharded_parameters_has_the_same_bits() {
-    let shape = &shapes()[0];
+    for shape in [&shapes()[0], &shapes()[3]] {
+        decode_with_sharded_parameters(shape);
+    }
+}
+
+fn decode_with_sharded_parameters(shape: &ModelShape) {
     let alone = TestSetup { recompute: Recompute::Full, ..setup(DType::F32, Recompute::Full) };
     let micro_batch = batch(shape.vocab);
     let whole = score(&mut engine(shape, &alone), &micro_batch);

@@ -7,7 +7,9 @@ use lockstep_core::{DType, Mesh};
 use lockstep_device::CountingAllocator;
 use lockstep_engine::{UpdateRule, UpdateSettings};
 use lockstep_plan::{AccumulationOrder, MemoryTier, ModelId};
-use lockstep_shape::{Architecture, Biases, Dropout, ModelShape, Recompute, SlidingWindow};
+use lockstep_shape::{
+    Architecture, Biases, Dropout, Lora, ModelShape, Recompute, SlidingWindow, WeightFormat,
+};
 use lockstep_testkit::{CarrierKind, TestBatch, TestObjective, TestSetup, engine, run_in_world};
 
 const UPDATES: UpdateSettings = UpdateSettings {
@@ -33,7 +35,12 @@ fn steps_do_not_allocate() {
         ..llama.clone()
     };
     let base = TestSetup { num_micro_batches: 2, threads: 3, ..TestSetup::default() };
-    for shape in [llama, qwen, sliding] {
+    let targets = Lora::targets_of(&["q_proj".into(), "mlp.*".into()], llama.layers).unwrap();
+    let lora =
+        Lora { rank: 4, alpha: 8.0, dropout: 0.1, rank_stabilized: false, targets, modules_to_save: vec![] };
+    let quantised =
+        ModelShape { lora: Some(lora), frozen_projections: WeightFormat::Nf4, ..llama.clone() };
+    for shape in [llama, qwen, sliding, quantised] {
         for setup in [
             base,
             TestSetup { storage: DType::BF16, recompute: Recompute::Full, ..base },

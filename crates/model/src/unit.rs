@@ -9,6 +9,7 @@ use lockstep_ops::rows::RowMap;
 use lockstep_ops::{Mat, bias, embedding, matmul, rmsnorm, rope, score_head};
 use lockstep_shape::{
     Channel, Head, ModelShape, Param, Programs, Slot, SlotCols, SlotRows, UnitKind, UnitShape, WeightExtent,
+    WeightFormat,
 };
 
 /// A micro-batch on the device: `tokens` and `positions` \[T\], `cu_seqlens` \[documents + 1\], `targets`, outputs and
@@ -254,6 +255,10 @@ pub fn kernel_sources(
         Heads { num_q: model.heads, num_kv: model.kv_heads, width: model.head_dim, scale: 1.0, window: None };
     let mut all = lockstep_ops::model_kernel_sources(sm, storage, &heads, model.has_dropout());
     all.extend(model.lora.iter().map(|_| lockstep_ops::adapter_kernel_source(storage)));
+    all.extend(
+        (model.frozen_projections == WeightFormat::Nf4)
+            .then(|| lockstep_ops::dequantise_kernel_source(storage)),
+    );
     all.extend((model.head == Head::Score).then(|| lockstep_ops::score_head_kernel_source(storage)));
     all
 }

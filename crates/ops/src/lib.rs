@@ -49,8 +49,8 @@ mod vectors;
 
 pub use mat::Mat;
 pub use sources::{
-    adapter_kernel_source, all_kernel_sources, model_kernel_sources, optimizer_kernel_source,
-    score_head_kernel_source,
+    adapter_kernel_source, all_kernel_sources, dequantise_kernel_source, model_kernel_sources,
+    optimizer_kernel_source, score_head_kernel_source,
 };
 
 /// Rows that a pool item processes: few enough for load balancing, enough to outweigh the cost of taking an item.

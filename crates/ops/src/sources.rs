@@ -73,6 +73,11 @@ pub fn adapter_kernel_source(storage: DType) -> (&'static KernelSource, KernelVa
     (&scale::cuda::SOURCE, KernelVariant::of(storage))
 }
 
+/// The source of the kernels that dequantise 4-bit weights.
+pub fn dequantise_kernel_source(storage: DType) -> (&'static KernelSource, KernelVariant) {
+    (&nf4::cuda::SOURCE, KernelVariant::of(storage))
+}
+
 /// The sources that a model's steps use: weights and activations of one type, heads of one width.
 pub fn model_kernel_sources(
     sm: u32,

@@ -25,8 +25,14 @@ impl MemoryTier {
 /// One of the values kept for every parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum ParamState {
-    /// The copy that forward and backward read, in the storage type.
+    /// The copy that forward and backward read, in the storage type. Of parameters in 4 bits there is none.
     Working,
+    /// 4-bit parameters: two codes per byte.
+    Codes,
+    /// 4-bit parameters: the 8-bit scale of each block.
+    ScaleCodes,
+    /// 4-bit parameters: for each tensor, the scales of its scales, in f32.
+    ScaleTable,
     /// The f32 copy that the optimizer updates. It exists where `Working` is narrower or on another device.
     Master,
     /// An optimizer state, as an index into [`crate::OptimizerSpec::states`].
@@ -48,8 +54,10 @@ impl InFlight {
 pub enum BufferKind {
     /// A resident state of a unit's parameters: all of it, or this rank's shard.
     ParamState { model: ModelId, unit: u32, state: ParamState },
-    /// A unit's parameters after an all-gather.
+    /// A unit's parameters after an all-gather or after dequantisation.
     UnshardedParams { model: ModelId, unit: u32 },
+    /// A state of a unit with 4-bit parameters after an all-gather, from which the unit is dequantised.
+    GatheredState { model: ModelId, unit: u32, state: ParamState },
     /// A unit's gradient before it is reduced or offloaded: of one micro-batch, or of those summed so far.
     UnshardedGrad { model: ModelId, unit: u32 },
     /// Partial sums of a reduction over ranks, one chunk each.

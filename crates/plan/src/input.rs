@@ -1,6 +1,6 @@
 //! The input of a plan: models, mesh, strategy and bounds.
 
-use lockstep_core::{Bytes, DType, Mesh, Rank, shard_range};
+use lockstep_core::{Bytes, DType, Mesh, Rank};
 use lockstep_shape::{
     Channel, Channels, FlatParam, Freeze, Head, ModelShape, Param, Programs, Recompute, UnitKind, UnitShape,
     block_programs, embed_programs, head_programs, score_head_programs, units,
@@ -9,6 +9,7 @@ use lockstep_shape::{
 use crate::buffer::{MemoryTier, ParamState};
 use crate::generation::GenerationBounds;
 use crate::optimizer::OptimizerSpec;
+use crate::quantised::{scale_table_elems, shard_of};
 use crate::schedule::ModelId;
 use crate::unit_layout::{Sizes, UnitLayout};
 
@@ -46,7 +47,8 @@ impl Placements {
 
     pub(crate) fn of(&self, state: ParamState) -> Placement {
         match state {
-            ParamState::Working => self.params,
+            ParamState::Working | ParamState::Codes | ParamState::ScaleCodes => self.params,
+            ParamState::ScaleTable => Placement::Replicate,
             ParamState::Grad => self.grads,
             ParamState::Master | ParamState::Optimizer(_) => self.optimizer,
         }
@@ -483,7 +485,7 @@ impl PlanInput {
         self.model(id).shares_weights_of.unwrap_or(id)
     }
 
-    fn unit(&self, model: ModelId, unit: u32) -> &UnitShape {
+    pub(crate) fn unit(&self, model: ModelId, unit: u32) -> &UnitShape {
         &self.model(model).units[unit as usize]
     }
 
@@ -491,10 +493,15 @@ impl PlanInput {
     pub fn resident(&self, model: ModelId, unit: u32, state: ParamState) -> (MemoryTier, usize, DType) {
         let num_shards = self.mesh.size_of(self.sharded_over(model, state));
         let flat_params = self.flat_params_with(model, unit, state);
-        let elems = flat_params.map(|flat| shard_range(flat.elems(), num_shards, 0).elems()).sum();
+        let elems = flat_params.map(|flat| shard_of(&flat, state, num_shards, 0).elems()).sum();
         let plan = self.model(model);
         match state {
             ParamState::Working => (plan.placements.params_tier, elems, self.storage),
+            ParamState::Codes | ParamState::ScaleCodes => (plan.placements.params_tier, elems, DType::U8),
+            ParamState::ScaleTable => {
+                let elems = scale_table_elems(self.unit(model, unit));
+                (plan.placements.params_tier, elems, DType::F32)
+            }
             // Gradients live where the optimizer reads them: on the host for updates on the host, even if the states
             // are on NVMe.
             ParamState::Grad => {
@@ -509,8 +516,8 @@ impl PlanInput {
         }
     }
 
-    /// The flat parameters of a unit that have a state: all of them have working parameters, trained ones have the
-    /// other states.
+    /// The flat parameters of a unit that have a state: working parameters or codes, and if they are trained, the other
+    /// states.
     fn flat_params_with(
         &self,
         model: ModelId,
@@ -518,7 +525,11 @@ impl PlanInput {
         state: ParamState,
     ) -> impl Iterator<Item = FlatParam> {
         let flat_params = self.unit(model, unit).flat_params().into_iter();
-        flat_params.filter(move |flat| state == ParamState::Working || flat.trained_start.is_some())
+        flat_params.filter(move |flat| match state {
+            ParamState::Working => !flat.quantised,
+            ParamState::Codes | ParamState::ScaleCodes | ParamState::ScaleTable => flat.quantised,
+            ParamState::Master | ParamState::Optimizer(_) | ParamState::Grad => flat.trained_start.is_some(),
+        })
     }
 
     /// Elements of the largest shard of a unit that a rank updates.
@@ -545,20 +556,35 @@ impl PlanInput {
     /// rank has a shard of each; a part starts at the same local offset on every rank.
     pub fn owned(&self, model: ModelId, unit: u32, state: ParamState, rank: Rank) -> Vec<OwnedPart> {
         let axes = self.sharded_over(model, state);
-        let (num_shards, shard_idx) = (self.mesh.size_of(axes), self.mesh.index_along(axes, rank));
+        self.parts(model, unit, state, (self.mesh.size_of(axes), self.mesh.index_along(axes, rank)))
+    }
+
+    /// The parts of a unit's state if a single rank holds all of it: where each flat parameter lies in the whole state.
+    pub fn whole(&self, model: ModelId, unit: u32, state: ParamState) -> Vec<OwnedPart> {
+        self.parts(model, unit, state, (1, 0))
+    }
+
+    fn parts(
+        &self,
+        model: ModelId,
+        unit: u32,
+        state: ParamState,
+        (num_shards, shard_idx): (u32, u32),
+    ) -> Vec<OwnedPart> {
         let mut local_start = 0;
-        let owned_part = |flat: FlatParam| {
-            let shard = shard_range(flat.elems(), num_shards, shard_idx);
+        let part = |flat: FlatParam| {
+            let shard = shard_of(&flat, state, num_shards, shard_idx);
+            let start = flat.start / state.elems_per_entry();
             let part = OwnedPart {
-                start: flat.start + shard.start,
-                end: flat.start + shard.end,
+                start: start + shard.start,
+                end: start + shard.end,
                 trained_start: flat.trained_start.map(|first| first + shard.start),
                 local_start,
             };
-            local_start += shard_range(flat.elems(), num_shards, 0).elems();
+            local_start += shard_of(&flat, state, num_shards, 0).elems();
             part
         };
-        self.flat_params_with(model, unit, state).map(owned_part).collect()
+        self.flat_params_with(model, unit, state).map(part).collect()
     }
 
     /// Where a unit's optimizer states live.
@@ -597,7 +623,8 @@ impl PlanInput {
     }
 }
 
-/// Elements `[start, end)` of a unit that a rank holds, stored from element `local_start` of its buffer on.
+/// Elements `[start, end)` of a unit that a rank holds, stored from element `local_start` of its buffer on. Of a state with
+/// fewer entries than elements ([`ParamState::elems_per_entry`]) all of these count entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnedPart {
     pub start: usize,

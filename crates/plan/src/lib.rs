@@ -23,6 +23,7 @@ mod memory;
 mod memory_table;
 mod optimizer;
 mod print;
+mod quantised;
 mod resolve;
 mod run_plan;
 mod schedule;

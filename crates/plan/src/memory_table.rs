@@ -171,9 +171,9 @@ fn residents(plan: &PlanData) -> MemoryGroup {
 fn resident_row(plan: &PlanData, buffer: &Buffer) -> (u8, String) {
     let BufferKind::ParamState { model, state, .. } = buffer.kind else {
         return if buffer.kind == BufferKind::IoStaging {
-            (5, "input and output staging".into())
+            (7, "input and output staging".into())
         } else {
-            (4, "rotary tables".into())
+            (6, "rotary tables".into())
         };
     };
     let fraction = match plan.input.mesh.size_of(plan.input.sharded_over(model, state)) {
@@ -182,9 +182,11 @@ fn resident_row(plan: &PlanData, buffer: &Buffer) -> (u8, String) {
     };
     let (position, name) = match state {
         ParamState::Working => (0, "parameters"),
-        ParamState::Master => (1, "master parameters"),
-        ParamState::Grad => (2, "gradients"),
-        ParamState::Optimizer(_) => (3, plan.input.model(model).optimizer.title),
+        ParamState::Codes | ParamState::ScaleCodes => (1, "4-bit weights"),
+        ParamState::ScaleTable => (2, "scales of 4-bit weights"),
+        ParamState::Master => (3, "master parameters"),
+        ParamState::Grad => (4, "gradients"),
+        ParamState::Optimizer(_) => (5, plan.input.model(model).optimizer.title),
     };
     (position, format!("{name}, {}{fraction}", buffer.dtype))
 }
@@ -218,7 +220,10 @@ fn transient_name(plan: &PlanData, phase: &Phase, kind: BufferKind) -> &'static 
         BufferKind::SavedActivations { .. } => "activations inside a unit",
         BufferKind::RecomputedActivations { .. } => "recomputed activations",
         BufferKind::Scratch => "scratch and workspace",
-        BufferKind::UnshardedParams { .. } => "gathered parameters",
+        BufferKind::UnshardedParams { model, unit } if plan.input.has_quantised(model, unit) => {
+            "dequantised weights"
+        }
+        BufferKind::UnshardedParams { .. } | BufferKind::GatheredState { .. } => "gathered parameters",
         BufferKind::UnshardedGrad { model, unit } if plan.input.grads_offloaded(model, unit) => {
             "gradients before offload"
         }

@@ -51,6 +51,7 @@ fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
     };
     let text = match op.kind {
         OpKind::Release(span) => format!("release {}", operands.span(span)),
+        OpKind::Dequantise { unit } => format!("dequantise {}", operands.unit(unit)),
         OpKind::Feed { micro_batch } => format!("feed inputs{}", micro_batch_text(micro_batch)),
         OpKind::Forward { unit, micro_batch } => {
             format!("forward {}{}", operands.unit(unit), micro_batch_text(micro_batch))
@@ -68,8 +69,8 @@ fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
             format!("backward {}{}", operands.unit(unit), micro_batch_text(micro_batch))
         }
         OpKind::Gather { span, axes, .. } => {
-            let bytes = operands.bytes(span, plan.input.storage);
-            return (operands.gather_text(span, axes), bytes.to_string());
+            let parts = plan.input.gathered_bytes(phase.model, phase.schedule.span(span).parts[0].unit);
+            return (operands.gather_text(span, axes), parts.to_string());
         }
         OpKind::Copy { payload, from, to, span } => return operands.copy_text(payload, from, to, span),
         OpKind::AllGatherUpdated { span, axes } => {

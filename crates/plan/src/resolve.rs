@@ -5,7 +5,7 @@ use lockstep_config::{
     self as config, AlgorithmName, Offload, OptimConfig, OptimizerName, RunConfig, StrategyName,
 };
 use lockstep_core::{Bytes, DType, Mesh};
-use lockstep_shape::{Channels, Freeze, ModelShape, Recompute, pattern_matches, units};
+use lockstep_shape::{Channels, Freeze, ModelShape, Recompute, UnitShape, pattern_matches, units};
 
 use crate::budget::OpenChoices;
 use crate::buffer::MemoryTier;
@@ -117,6 +117,10 @@ pub fn resolve(
     }
     if !models[0].trains() {
         return Err(PlanError::NothingTrains);
+    }
+    let has_quantised = |model: &ModelPlan| model.units.iter().any(UnitShape::has_quantised);
+    if p.offload_param != Offload::None && models.iter().any(has_quantised) {
+        return Err(PlanError::QuantisedOffload);
     }
     let mut input = PlanInput {
         mesh: mesh(config, name)?,

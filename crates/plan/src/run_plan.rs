@@ -91,6 +91,8 @@ pub enum PlanError {
     NoBudget,
     #[error("`offload_param` needs sharded parameters (zero3 or full_shard), but the strategy is {strategy}")]
     ParamOffload { strategy: String },
+    #[error("`offload_param` is not implemented for weights in 4 bits")]
+    QuantisedOffload,
     #[error(
         "hybrid_shard shards inside a node and replicates across nodes; it needs at least two nodes of at least two ranks, found {nodes} node(s) of {per_node} rank(s)"
     )]
@@ -143,6 +145,9 @@ impl Fault for PlanError {
                     .into(),
             }),
             PlanError::NothingTrains => Some("Remove patterns from `freeze`.".into()),
+            PlanError::QuantisedOffload => Some(
+                "Remove `offload_param`: 4-bit weights take an eighth of f32. `offload_optimizer` works.".into(),
+            ),
             PlanError::ParamOffload { .. } | PlanError::HybridMesh { .. } => None,
         }
     }
@@ -253,6 +258,7 @@ fn register_residents(input: &PlanInput, table: &mut BufferTable) {
         for (u, unit) in model.units.iter().enumerate() {
             let (model, u) = (ModelId(m as u8), u as u32);
             let mut states = vec![ParamState::Working];
+            states.extend(ParamState::QUANTISED.into_iter().filter(|_| unit.has_quantised()));
             if unit.trained_elems > 0 {
                 states.push(ParamState::Grad);
                 states.extend(input.optimizer_states(model, u));

@@ -103,6 +103,11 @@ pub enum OpKind {
     },
     /// Frees gathered parameters.
     Release(SpanId),
+    /// Writes the parameters of a unit that has some in 4 bits to the buffer that forward and backward read: these
+    /// dequantised, the others copied.
+    Dequantise {
+        unit: u32,
+    },
     /// Copies a micro-batch's tokens, targets and positions from the caller to the device.
     Feed {
         micro_batch: u32,

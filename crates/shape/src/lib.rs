@@ -28,7 +28,7 @@ pub use channel::{Channel, Channels};
 pub use error::ShapeError;
 pub use family::{block_programs, embed_programs, head_programs, score_head_programs};
 pub use lora::{ALL_LINEAR, Lora, target_matches};
-pub use model_shape::{Biases, Dropout, Head, ModelShape, SlidingWindow};
+pub use model_shape::{Biases, Dropout, Head, ModelShape, SlidingWindow, WeightFormat};
 pub use program::{DropoutSite, Program, ProgramStep, Programs, Recompute, RopeDirection, SlotCols};
 pub use rope::{Rope, RopeScaling, Yarn};
 pub use sizes::NAMED_SIZES;

@@ -21,12 +21,24 @@ pub struct ModelShape {
     pub dropout: Dropout,
     /// Low-rank adapters, which are then what is trained.
     pub lora: Option<Lora>,
+    /// The format of the projections that are frozen. All other tensors have the storage type.
+    pub frozen_projections: WeightFormat,
     pub tied: bool,
     pub max_positions: usize,
     /// The standard deviation of randomly initialised weights.
     pub init_std: f64,
     pub bos_id: Option<u32>,
     pub eos_id: Option<u32>,
+}
+
+/// How the elements of a weight are stored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WeightFormat {
+    /// In the storage type of the run.
+    #[default]
+    Storage,
+    /// NF4 with double quantisation, as in QLoRA: a 4-bit code for each element, an 8-bit scale for each block of them.
+    Nf4,
 }
 
 /// The kind of a model's head.

@@ -1,6 +1,6 @@
 //! The model sizes that a configuration can name.
 
-use crate::{Architecture, Biases, Dropout, Head, ModelShape, Rope, ShapeError};
+use crate::{Architecture, Biases, Dropout, Head, ModelShape, Rope, ShapeError, WeightFormat};
 
 /// A named model size. The vocabulary size comes from the tokenizer.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +48,7 @@ impl ModelShape {
             tied: false,
             max_positions: size.max_positions,
             lora: None,
+            frozen_projections: WeightFormat::Storage,
             init_std: 0.02,
             bos_id: None,
             eos_id: None,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use lockstep_core::padded_elems;
 
-use crate::{Biases, Head, Lora, ModelShape, target_matches};
+use crate::{Biases, Head, Lora, ModelShape, WeightFormat, target_matches};
 
 /// Which unit of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -187,6 +187,8 @@ pub struct Segment {
     pub trained_start: Option<usize>,
     /// Whether it has weight decay.
     pub decay: bool,
+    /// Whether it is stored in 4 bits ([`WeightFormat::Nf4`]).
+    pub quantised: bool,
     pub init: WeightInit,
 }
 
@@ -232,7 +234,7 @@ impl WeightExtent {
     }
 }
 
-/// Adjacent tensors that are all trained or all frozen, and have the same weight decay setting.
+/// Adjacent tensors that are all trained or all frozen, and have the same weight decay setting and the same format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ParamGroup {
     /// Elements `[start, end)` of the unit: whole tensors with their padding.
@@ -241,14 +243,26 @@ pub struct ParamGroup {
     /// The offset among the unit's trained elements; `None`: frozen.
     pub trained_start: Option<usize>,
     pub decay: bool,
+    pub quantised: bool,
 }
 
-/// Adjacent parameter groups that are all trained or all frozen. Ranks shard it as one range, like FSDP's flat parameter.
+impl ParamGroup {
+    /// Whether the group after it continues it.
+    fn joins(&self, next: &ParamGroup) -> bool {
+        let kind =
+            |group: &ParamGroup| (group.trained_start.is_some(), group.decay, group.quantised);
+        kind(self) == kind(next)
+    }
+}
+
+/// Adjacent parameter groups that are all trained or all frozen, and have one format. Ranks shard it as one range, like
+/// FSDP's flat parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlatParam {
     pub start: usize,
     pub end: usize,
     pub trained_start: Option<usize>,
+    pub quantised: bool,
 }
 
 impl FlatParam {
@@ -292,19 +306,28 @@ impl UnitShape {
         self.find(param).is_some_and(Segment::is_trained)
     }
 
+    /// Whether some of its tensors are stored in 4 bits. They are dequantised before the unit is used.
+    pub fn has_quantised(&self) -> bool {
+        self.groups.iter().any(|group| group.quantised)
+    }
+
     /// The ranges that ranks shard. Adjacent groups that are all trained or all frozen are merged, so that small tensors
-    /// are not sharded one by one.
+    /// are not sharded one by one; tensors in 4 bits are kept apart from others.
     pub fn flat_params(&self) -> Vec<FlatParam> {
         let mut flat: Vec<FlatParam> = Vec::new();
         for group in &self.groups {
             match flat.last_mut() {
-                Some(last) if last.trained_start.is_some() == group.trained_start.is_some() => {
+                Some(last)
+                    if (last.trained_start.is_some(), last.quantised)
+                        == (group.trained_start.is_some(), group.quantised) =>
+                {
                     last.end = group.end
                 }
                 _ => flat.push(FlatParam {
                     start: group.start,
                     end: group.end,
                     trained_start: group.trained_start,
+                    quantised: group.quantised,
                 }),
             }
         }
@@ -329,14 +352,19 @@ impl UnitShape {
         let (mut at, mut trained) = (0, 0);
         for segment in &mut segments {
             let padded = padded_elems(segment.elems());
-            let (start, end, decay) = (at, at + padded, segment.decay);
+            let (start, end) = (at, at + padded);
             segment.start = start;
             segment.trained_start = segment.trained_start.map(|_| trained);
+            let group = ParamGroup {
+                start,
+                end,
+                trained_start: segment.trained_start,
+                decay: segment.decay,
+                quantised: segment.quantised,
+            };
             match groups.last_mut() {
-                Some(last) if (last.trained_start.is_some(), last.decay) == (segment.is_trained(), decay) => {
-                    last.end = end;
-                }
-                _ => groups.push(ParamGroup { start, end, trained_start: segment.trained_start, decay }),
+                Some(last) if last.joins(&group) => last.end = end,
+                _ => groups.push(group),
             }
             at = end;
             trained += if segment.is_trained() { padded } else { 0 };
@@ -347,7 +375,8 @@ impl UnitShape {
 
 /// The units of a model.
 pub fn units(shape: &ModelShape, freeze: &Freeze, decay_norms: bool) -> Vec<UnitShape> {
-    let builder = UnitBuilder { freeze, decay_norms, lora: shape.lora.as_ref() };
+    let builder =
+        UnitBuilder { freeze, decay_norms, lora: shape.lora.as_ref(), format: shape.frozen_projections };
     let mut all = vec![builder.embed(shape)];
     all.extend((0..shape.layers).map(|layer| builder.block(shape, layer)));
     all.push(builder.head(shape));
@@ -358,19 +387,24 @@ struct UnitBuilder<'a> {
     freeze: &'a Freeze,
     decay_norms: bool,
     lora: Option<&'a Lora>,
+    /// The format of frozen projections.
+    format: WeightFormat,
 }
 
 impl UnitBuilder<'_> {
     fn segment(&self, param: Param, name: String, shape: &[usize]) -> Segment {
         let is_norm = shape.len() == 1;
+        let trains = self.trains(&name);
+        let is_projection = Projection::ALL.iter().any(|of| of.weight().0 == param);
         Segment {
             param,
             shape: shape.to_vec(),
             start: 0,
             // The offset is assigned by `lay_out`.
-            trained_start: self.trains(&name).then_some(0),
+            trained_start: trains.then_some(0),
             name,
             decay: !is_norm || self.decay_norms,
+            quantised: self.format == WeightFormat::Nf4 && is_projection && !trains,
             init: if is_norm { WeightInit::One } else { WeightInit::Normal },
         }
     }
@@ -535,6 +569,27 @@ mod tests {
         }
     }
 
+    /// Frozen projections are quantised; embeddings, norms, biases, heads and what is trained are not.
+    #[test]
+    fn frozen_projections_are_quantised() {
+        let biases = Biases { qkv: true, out: true, mlp: true };
+        let targets = Lora::targets_of(&["q_proj".into()], 4).unwrap();
+        let modules_to_save = vec!["layers.1.mlp.down_proj".into()];
+        let lora = Lora { rank: 4, alpha: 8.0, dropout: 0.0, rank_stabilized: false, targets, modules_to_save };
+        let tiny = ModelShape { layers: 2, ..ModelShape::named("tiny", 300).unwrap() };
+        let shape =
+            ModelShape { biases, lora: Some(lora), frozen_projections: WeightFormat::Nf4, ..tiny.clone() };
+        let all = units(&shape, &Freeze::Nothing, false);
+        let quantised = all.iter().flat_map(|unit| &unit.segments).filter(|s| s.quantised);
+        let names: Vec<&str> = quantised.map(|s| s.name.as_str()).collect();
+        let is_projection = |name: &&str| name.ends_with("_proj.weight") && !name.contains("1.mlp.down");
+        let wanted = all.iter().flat_map(|unit| &unit.segments).map(|s| s.name.as_str());
+        assert_eq!(names, wanted.filter(is_projection).collect::<Vec<_>>());
+        assert_eq!(names.len(), 13);
+        let plain = units(&tiny, &Freeze::All, false);
+        assert!(!plain.iter().any(UnitShape::has_quantised));
+    }
+
     #[test]
     fn a_tensor_has_the_extent_of_its_segment() {
         let shape = ModelShape::named("tiny", 300).unwrap();
@@ -550,20 +605,29 @@ mod tests {
     /// Groups cover the unit, flat parameters cover the groups, and trained elements are contiguous.
     #[test]
     fn groups_and_flat_params_cover_a_unit() {
-        let shape = ModelShape::named("tiny", 300).unwrap();
-        for patterns in
-            [&[][..], &["*norm"], &["*k_proj"], &["*"], &["*self_attn*", "model.layers.1"], &["*down_proj"]]
-        {
-            for unit in units(&shape, &freeze(patterns), false) {
+        let plain = ModelShape::named("tiny", 300).unwrap();
+        let nf4 = ModelShape { frozen_projections: WeightFormat::Nf4, ..plain.clone() };
+        for (patterns, shape, decay_norms) in [
+            (&[][..], &plain, false),
+            (&["*norm"], &plain, false),
+            (&["*k_proj"], &nf4, false),
+            (&["*"], &plain, false),
+            (&["*"], &nf4, true),
+            (&["*self_attn*", "model.layers.1"], &nf4, false),
+            (&["*down_proj"], &plain, false),
+        ] {
+            for unit in units(shape, &freeze(patterns), decay_norms) {
                 let ends = |at: usize, start: usize, end: usize| (start == at).then_some(end);
                 let groups = unit.groups.iter().try_fold(0, |at, g| ends(at, g.start, g.end));
                 let flat = unit.flat_params().iter().try_fold(0, |at, c| ends(at, c.start, c.end));
                 assert_eq!((groups, flat), (Some(unit.elems), Some(unit.elems)));
-                assert!(
-                    unit.flat_params()
-                        .windows(2)
-                        .all(|w| w[0].trained_start.is_some() != w[1].trained_start.is_some())
-                );
+                let kind = |flat: &FlatParam| (flat.trained_start.is_some(), flat.quantised);
+                assert!(unit.flat_params().windows(2).all(|w| kind(&w[0]) != kind(&w[1])));
+                for segment in &unit.segments {
+                    let (start, end) = (segment.start, segment.start + segment.elems());
+                    let flat = unit.flat_params().into_iter().find(|f| f.start <= start && end <= f.end);
+                    assert_eq!(flat.map(|f| f.quantised), Some(segment.quantised), "{}", segment.name);
+                }
                 let mut at = 0;
                 for segment in &unit.segments {
                     let frozen = freeze(patterns).freezes(&segment.name);

@@ -4,13 +4,13 @@ use std::fmt;
 
 use lockstep_config::StrategyName;
 use lockstep_core::{Bytes, DType, Mesh, Rank, Step};
-use lockstep_engine::{UpdateRule, UpdateSettings};
+use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
 use lockstep_plan::{AccumulationOrder, MemoryTier};
 use lockstep_shape::{ModelShape, Recompute};
 
 use crate::setup::TestSetup;
 use crate::test_objective::TestBatch;
-use crate::world::{TrainingTrace, train_world};
+use crate::world::{TrainingTrace, merged, run_in_world, run_rank};
 
 /// How bytes are sent between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,6 +200,16 @@ pub fn run_case_with(case: &Case, trained: CaseTraining) -> TrainingTrace {
 
 /// The same for another model, with a vocabulary of 101 tokens.
 pub fn run_case_of(shape: &ModelShape, case: &Case, trained: CaseTraining) -> TrainingTrace {
+    run_case_from(shape, case, trained, &|_| {})
+}
+
+/// The same from other weights than random ones: `prepare` writes them on every rank.
+pub fn run_case_from(
+    shape: &ModelShape,
+    case: &Case,
+    trained: CaseTraining,
+    prepare: &(dyn Fn(&mut Engine) + Sync),
+) -> TrainingTrace {
     let world = case.world();
     let setup = TestSetup { optimizer: trained.rule.spec(), frozen: trained.frozen, ..case.setup() };
     let micro_batch = |s: Step, rank: Rank, m: u32| {
@@ -220,7 +230,11 @@ pub fn run_case_of(shape: &ModelShape, case: &Case, trained: CaseTraining) -> Tr
     let updates =
         UpdateSettings { t: 1, lr: 1e-2, rule: trained.rule, weight_decay: 0.1, max_norm: Some(1.0) };
     let nvme_dir = tempfile::tempdir().expect("a temporary folder");
-    let trace = train_world(shape, &setup, case.carrier, 3, updates, &batches, Some(nvme_dir.path()));
+    let run = |engine: &mut Engine| {
+        prepare(engine);
+        run_rank(engine, 3, updates, &batches)
+    };
+    let trace = merged(run_in_world(shape, &setup, case.carrier, Some(nvme_dir.path()), &run));
     assert!(trace.norms.iter().all(|norm| f64::from_bits(*norm) > 0.0), "{case}: nothing was trained");
     trace
 }

@@ -11,10 +11,10 @@ mod test_objective;
 mod world;
 
 pub use cases::{
-    CarrierKind, Case, CaseTraining, all_cases, pairwise_cases, run_case, run_case_of, run_case_with,
+    CarrierKind, Case, CaseTraining, all_cases, pairwise_cases, run_case, run_case_from, run_case_of, run_case_with,
 };
 pub use golden::{Golden, golden_dir};
 pub use hub_stand_in::{HubStandIn, Misbehavior, SeenRequest};
-pub use setup::{TestSetup, engine, input, model, plan};
+pub use setup::{TestSetup, engine, input, model, plan, settings};
 pub use test_objective::{TestBatch, TestObjective, score, score_with};
 pub use world::{BatchSource, TrainingTrace, run_in_world, run_plan_in_world, train_world};

@@ -119,9 +119,15 @@ pub fn input(shape: &ModelShape, setup: &TestSetup) -> PlanInput {
 
 /// One model of a plan.
 pub fn model(role: ModelRole, shape: &ModelShape, setup: &TestSetup) -> ModelPlan {
+    let scores = setup.evaluates || !role.trains();
+    ModelPlan::new(role, shape, ModelSettings { scores, ..settings(shape, setup) })
+}
+
+/// The settings of a model of a plan.
+pub fn settings(shape: &ModelShape, setup: &TestSetup) -> ModelSettings {
     let (_, [params, grads, optimizer]) = strategy::by_name(setup.strategy);
     let kernels = KernelBackend::Cpu { num_threads: setup.threads };
-    let settings = ModelSettings {
+    ModelSettings {
         placements: Placements {
             params,
             grads,
@@ -146,14 +152,13 @@ pub fn model(role: ModelRole, shape: &ModelShape, setup: &TestSetup) -> ModelPla
         optimizer: setup.optimizer,
         freeze: Freeze::Matching(setup.frozen.iter().map(ToString::to_string).collect()),
         decay_norms: setup.decay_norms,
-        scores: setup.evaluates || !role.trains(),
+        scores: setup.evaluates,
         generation: setup.generates.map(|(docs, tokens_per_doc)| {
             let elems = lockstep_model::kv_page_elems(shape, setup.storage, kernels);
             let page = KvPage { tokens: lockstep_model::KV_PAGE_TOKENS, elems };
             GenerationBounds::of_docs(docs, tokens_per_doc, page)
         }),
-    };
-    ModelPlan::new(role, shape, settings)
+    }
 }
 
 /// An engine on one rank, with random parameters.

@@ -91,7 +91,11 @@ pub fn train_world(
     nvme_dir: Option<&Path>,
 ) -> TrainingTrace {
     let run = |engine: &mut Engine| run_rank(engine, steps, updates, batches);
-    let traces = run_in_world(shape, setup, carrier, nvme_dir, &run);
+    merged(run_in_world(shape, setup, carrier, nvme_dir, &run))
+}
+
+/// The trace of a run from those of its ranks.
+pub(crate) fn merged(traces: Vec<TrainingTrace>) -> TrainingTrace {
     for (rank, trace) in traces.iter().enumerate() {
         assert!(trace.norms == traces[0].norms, "the norms of rank {rank} differ from those of rank 0");
         assert!(trace.states == traces[0].states, "the states of rank {rank} differ from those of rank 0");
@@ -177,7 +181,7 @@ fn rank_engine(
 }
 
 /// Runs the steps of one rank.
-fn run_rank(
+pub(crate) fn run_rank(
     engine: &mut Engine,
     steps: u64,
     updates: UpdateSettings,

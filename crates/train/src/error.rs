@@ -55,6 +55,10 @@ pub enum TrainError {
         "`sync_ref_model` moves the weights of a reference model, but a run with adapters has none: its reference is the model without them"
     )]
     SyncWithAdapter,
+    #[error("weights in 4 bits cannot be trained themselves")]
+    TrainsQuantised,
+    #[error("`{key}` does not work with weights in 4 bits: a model would need them in another format")]
+    QuantisedReference { key: &'static str },
     #[error("the model that the adapter belongs to {}", BaseNote(name))]
     BaseModel { name: Option<String> },
     #[error("{}: the adapter does not fit this model: {}", base.display(), NameList(names))]
@@ -171,6 +175,8 @@ impl Fault for TrainError {
             | OtherOptimizer { .. }
             | LoraTarget { .. }
             | SyncWithAdapter
+            | TrainsQuantised
+            | QuantisedReference { .. }
             | OtherBase { .. }
             | NothingToEvaluate
             | NeedsLanguageModel { .. }
@@ -229,6 +235,8 @@ impl Fault for TrainError {
             | BenchAlgorithm { .. }
             | LoraTarget { .. }
             | SyncWithAdapter
+            | TrainsQuantised
+            | QuantisedReference { .. }
             | BaseModel { .. }
             | OtherBase { .. }
             | Prompt { .. }
@@ -280,6 +288,8 @@ impl TrainError {
                 "Give its folder with --model (export) or as MODEL with --adapter (generate, chat, eval)."
             }
             OtherBase { .. } => "Give the model that the adapter was trained on.",
+            TrainsQuantised => "Train adapters on them with `use_peft: true`, or train weights that are not quantised.",
+            QuantisedReference { .. } => "Remove it, or do not load models in 4 bits.",
             SyncWithAdapter => "Remove `sync_ref_model`, or train all weights.",
             Prompt { .. } => "Shorten the prompt, or increase the context with --context.",
             NoFolder => "Give a folder with config.json and safetensors files.",

@@ -30,6 +30,7 @@ mod open;
 mod optimizer;
 mod output_dir;
 mod position;
+mod quantise;
 mod reference;
 mod resume;
 mod rollout;

@@ -13,6 +13,7 @@ use lockstep_data::{Tokenizer, TokenizerSource};
 use lockstep_shape::{Freeze, Head, ModelShape, units};
 
 use crate::error::TrainError;
+use crate::quantise::TensorReader;
 use crate::save;
 
 /// An adapter in memory: its configuration, and its tensors by the names that the model gives them.
@@ -90,7 +91,7 @@ pub(crate) fn merge(
     }
     save::check_weights(&folder, &shape)?;
     check_shapes(adapter, &shape, &base)?;
-    let stored = folder.tensors().find_map(|tensor| tensor.dtype).unwrap_or(DType::F32);
+    let stored = folder.weights_dtype().unwrap_or(DType::F32);
     let dtype = dtype.unwrap_or(stored);
     let texts = [Some(folder.config_json().to_owned()), ModelFolder::read_generation_config(&base)?];
     let tokenizer = match base.join("tokenizer.json").exists() {
@@ -106,12 +107,15 @@ pub(crate) fn merge(
     let specs: HashMap<&str, &TensorSpec> = tensors.iter().map(|spec| (spec.name.as_str(), spec)).collect();
     let (kind, shard_limit) = (FolderKind::Model, DEFAULT_SHARD_BYTES);
     let export = Export { kind, files: &files, tensors: &tensors, dtype, shard_limit };
+    let mut reader: Option<TensorReader> = None;
     export_folder(out, &export, &mut |name, part, values| -> Result<(), CkptError> {
         if let Some((_, whole)) = adapter.tensors.get(name) {
             values.copy_from_slice(&whole[part]);
             return Ok(());
         }
-        folder.read_f32(name, &specs[name].shape, part.clone(), values)?;
+        let same = reader.take().filter(|reader| reader.is_of(name));
+        let opened = || TensorReader::open(&folder, &specs[name].name, &specs[name].shape);
+        reader.insert(same.map_or_else(opened, Ok)?).read(part.clone(), values)?;
         adapter.add_to(specs[name], part, values);
         Ok(())
     })?;

@@ -9,7 +9,7 @@ use lockstep_data::Tokenizer;
 use lockstep_engine::Engine;
 use lockstep_model::KernelBackend;
 use lockstep_plan::{ModelId, ModelNeeds, ModelRole, RunNeeds, bounds, sequence_bounds};
-use lockstep_shape::{Channels, Head, ModelShape};
+use lockstep_shape::{Channels, Head, ModelShape, WeightFormat};
 
 use crate::adapter;
 use crate::algorithms::dpo_loss::is_coupled;
@@ -56,6 +56,9 @@ impl RunModels {
         if policy.lora.is_some() && reference_sync(config).is_some() {
             return Err(TrainError::SyncWithAdapter);
         }
+        if policy.lora.is_none() {
+            check_trains(&policy)?;
+        }
         let mut policy = RunModel::new(ModelRole::Policy, policy, own_folder);
         policy.adapter = config.model.lora.as_ref().and_then(|lora| lora.folder.clone());
         let mut models = vec![policy];
@@ -67,7 +70,20 @@ impl RunModels {
         }
         if let AlgorithmConfig::Ppo(ppo) = &config.algorithm {
             let path = ppo.value_model.as_deref().unwrap_or(&ppo.reward_model);
-            models.push(scorer(ModelRole::Value, path, tokenizer)?);
+            let value = scorer(ModelRole::Value, path, tokenizer)?;
+            check_trains(&value.shape)?;
+            models.push(value);
+        }
+        let quantised = |model: &RunModel| model.shape.frozen_projections == WeightFormat::Nf4;
+        if reference_sync(config).is_some() && models.iter().any(quantised) {
+            return Err(TrainError::QuantisedReference { key: "sync_ref_model" });
+        }
+        if precomputes_reference(config) {
+            // It is scored in the policy's memory.
+            let reference = reference(config, &models[0])?;
+            if quantised(&reference) != quantised(&models[0]) {
+                return Err(TrainError::QuantisedReference { key: "precompute_ref_log_probs" });
+            }
         }
         Ok(RunModels(models))
     }
@@ -132,6 +148,14 @@ impl RunModel {
             read += adapter::load(engine, id, path)?;
         }
         Ok(read)
+    }
+}
+
+/// Weights in 4 bits are not trained themselves.
+fn check_trains(shape: &ModelShape) -> Result<(), TrainError> {
+    match shape.frozen_projections {
+        WeightFormat::Storage => Ok(()),
+        WeightFormat::Nf4 => Err(TrainError::TrainsQuantised),
     }
 }
 

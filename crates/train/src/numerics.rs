@@ -15,9 +15,9 @@ use lockstep_device::cuda::Gpu;
 use lockstep_device::{Amx, c_library};
 use lockstep_engine::Engine;
 use lockstep_plan::{
-    AccumulationOrder, DeviceMemory, ModelId, RunPlan, bounds, chosen_strategy, default_head_chunk_tokens,
+    AccumulationOrder, DeviceMemory, ModelId, ModelPlan, RunPlan, bounds, chosen_strategy, default_head_chunk_tokens,
 };
-use lockstep_shape::ModelShape;
+use lockstep_shape::{ModelShape, UnitShape};
 
 use crate::error::TrainError;
 
@@ -83,6 +83,9 @@ impl NumericsFingerprint {
         fingerprint.add("device", if cuda.is_some() { "GPU" } else { "CPU" });
         fingerprint.add("math library", c_library());
         fingerprint.add("storage", input.storage.to_string());
+        if let Some(frozen) = frozen_weights(plan) {
+            fingerprint.add("frozen weights", frozen);
+        }
         fingerprint.add("gradients", "f32");
         fingerprint.add("optimizer", format!("{}, f32 states", model.optimizer.name));
         fingerprint.add("matmul", matmul(config, input.storage, cuda.is_some()));
@@ -191,6 +194,20 @@ impl NumericsFingerprint {
             })
             .filter(|difference| difference.then != difference.now)
             .collect()
+    }
+}
+
+/// The format of frozen weights that do not have the storage type.
+fn frozen_weights(plan: &RunPlan) -> Option<String> {
+    let has_quantised = |model: &ModelPlan| model.units.iter().any(UnitShape::has_quantised);
+    let models = &plan.input.models;
+    let quantised: Vec<String> =
+        models.iter().filter(|m| has_quantised(m)).map(|m| format!("{:?}", m.role).to_lowercase()).collect();
+    let format = "nf4, double quantised";
+    match quantised.len() {
+        0 => None,
+        count if count == models.len() => Some(format.into()),
+        _ => Some(format!("{format} ({})", quantised.join(", "))),
     }
 }
 

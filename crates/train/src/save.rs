@@ -20,6 +20,7 @@ use crate::adapter;
 use crate::error::TrainError;
 use crate::numerics::NumericsFingerprint;
 use crate::position::Position;
+use crate::quantise::{self, TensorReader};
 use crate::scaler::ScaleState;
 
 /// The model that model folders hold.
@@ -83,16 +84,26 @@ fn is_stored(folder: &ModelFolder, segment: &Segment) -> bool {
 pub(crate) fn check_weights(folder: &ModelFolder, shape: &ModelShape) -> Result<(), TrainError> {
     let units = lockstep_shape::units(shape, &Freeze::Nothing, false);
     let segments: Vec<_> = units.iter().flat_map(|unit| &unit.segments).collect();
-    let mut names: Vec<&str> = segments.iter().map(|s| s.name.as_str()).collect();
+    let mut names: Vec<String> = segments.iter().map(|s| s.name.clone()).collect();
     if shape.tied || shape.head == Head::Score {
-        names.push("lm_head.weight");
+        names.push("lm_head.weight".into());
     }
-    let unused: Vec<String> =
-        folder.unused(names).into_iter().filter(|name| !name.ends_with("rotary_emb.inv_freq")).collect();
+    let mut stored: Vec<&Segment> = Vec::new();
+    for segment in segments.into_iter().filter(|segment| is_stored(folder, segment)) {
+        match folder.stored_nf4(&segment.name, &segment.shape)? {
+            Some(_) => names.extend(ModelFolder::nf4_names(&segment.name)),
+            None => stored.push(segment),
+        }
+    }
+    let unused: Vec<String> = folder
+        .unused(names.iter().map(String::as_str))
+        .into_iter()
+        .filter(|name| !name.ends_with("rotary_emb.inv_freq"))
+        .collect();
     if !unused.is_empty() {
         return Err(TrainError::UnusedTensors { folder: folder.path().to_path_buf(), names: unused });
     }
-    for segment in segments.iter().filter(|segment| is_stored(folder, segment)) {
+    for segment in stored {
         folder.read_f32(&segment.name, &segment.shape, 0..0, &mut [])?;
     }
     Ok(())
@@ -112,10 +123,15 @@ pub(crate) fn load_weights(
             engine.model_mut(model).initialise_tensor(unit, &segment, seed)?;
             continue;
         }
+        if segment.quantised {
+            quantise::load(engine, model, folder, (unit, &segment))?;
+            continue;
+        }
+        let reader = TensorReader::open(folder, &segment.name, &segment.shape)?;
         let written = engine.model(model).written_ranges(unit, &segment, ParamState::Working);
         for part in written.into_iter().flat_map(chunks) {
             let values = &mut values[..part.len()];
-            folder.read_f32(&segment.name, &segment.shape, part.clone(), values)?;
+            reader.read(part.clone(), values)?;
             engine.model_mut(model).write(unit, &segment, ParamState::Working, part, values)?;
         }
     }
@@ -439,6 +455,8 @@ fn config_text(shape: &ModelShape, folder: Option<&str>, dtype: DType, pad: Opti
     let mut config = folder.and_then(parsed).unwrap_or_else(|| generated.clone());
     // It refers to Python code that is not exported.
     config.remove("auto_map");
+    // Exported weights are not quantised.
+    config.remove("quantization_config");
     if shape.head == Head::Score {
         // The folder may be a language model's.
         config.remove("num_labels");

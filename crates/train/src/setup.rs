@@ -14,7 +14,7 @@ use lockstep_plan::{
     BatchBounds, DeviceMemory, Hardware, PlanInput, RunPlan, bounds, budget, build, resolve,
 };
 use lockstep_rewards::RewardContext;
-use lockstep_shape::ModelShape;
+use lockstep_shape::{ModelShape, WeightFormat};
 
 use crate::chat::chat_encoder;
 use crate::data_spec::{eval_spec, prepare_eval, prepare_train, train_spec};
@@ -330,6 +330,9 @@ pub fn model_shape(config: &RunConfig, tokenizer: &Tokenizer) -> Result<ModelSha
     };
     if tokenizer.vocab_size() > shape.vocab {
         return Err(TrainError::VocabularyTooSmall { tokenizer: tokenizer.vocab_size(), vocab: shape.vocab });
+    }
+    if config.model.load_in_4bit {
+        shape.frozen_projections = WeightFormat::Nf4;
     }
     shape.eos_id = shape.eos_id.or(tokenizer.eos_id());
     let dropout = &mut shape.dropout;

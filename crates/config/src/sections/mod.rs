@@ -15,6 +15,7 @@ mod output;
 mod plan;
 mod ppo;
 mod precision;
+mod quantisation;
 mod reference_model;
 mod reward;
 mod reward_function;
@@ -42,6 +43,7 @@ pub use output::{OutputConfig, Resume, SaveStrategy};
 pub use plan::{AccumulationOrder, CarrierName, Offload, PlanConfig, Recompute, StrategyName};
 pub use ppo::{AdaptiveKl, KlEstimator, PpoConfig};
 pub use precision::{LossScaling, Precision};
+pub(crate) use quantisation::check_compute_dtype;
 pub use reference_model::SyncRefModel;
 pub use reward::RewardConfig;
 pub use reward_function::{

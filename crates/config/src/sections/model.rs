@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use crate::reader::{Later, Reader};
 use crate::sections::LoraConfig;
+use crate::sections::quantisation::read_load_in_4bit;
 use crate::yaml::Value;
 
 /// The model sizes that have a name.
@@ -23,6 +24,8 @@ pub struct ModelConfig {
     pub resid_dropout: Option<f64>,
     /// `Some` if adapters are trained instead of the weights.
     pub lora: Option<LoraConfig>,
+    /// Whether frozen projections are kept in 4 bits.
+    pub load_in_4bit: bool,
 }
 
 /// Where the model's architecture and size come from.
@@ -79,7 +82,17 @@ impl ModelConfig {
         let [attention_dropout, resid_dropout] =
             ["attention_dropout", "resid_dropout"].map(|key| probability(key).or(off.then_some(0.0)));
         let lora = LoraConfig::read(r);
-        ModelConfig { source, revision, vocab_size, init, attention_dropout, resid_dropout, lora }
+        let load_in_4bit = read_load_in_4bit(r);
+        ModelConfig {
+            source,
+            revision,
+            vocab_size,
+            init,
+            attention_dropout,
+            resid_dropout,
+            lora,
+            load_in_4bit,
+        }
     }
 }
 

@@ -21,14 +21,14 @@ mod x86;
 use lockstep_core::DType;
 use lockstep_device::{Queue, View};
 
-pub use quantise::{Quantised, QuantisedScales, quantise};
+pub use quantise::{Quantised, QuantisedScales, dequantise_on_host, quantise};
 
 use crate::disjoint::assert_disjoint;
 
 /// Elements that share a scale.
-pub const BLOCK_ELEMS: usize = 64;
+pub const BLOCK_ELEMS: usize = lockstep_core::NF4_BLOCK_ELEMS;
 /// Scales that share a scale of their own.
-pub const SCALES_PER_BLOCK: usize = 256;
+pub const SCALES_PER_BLOCK: usize = lockstep_core::NF4_SCALES_PER_BLOCK;
 /// Ranges start and end on multiples of this, or end with the tensor: shards do, too.
 pub const RANGE_ELEMS: usize = lockstep_core::ALIGN_ELEMS;
 

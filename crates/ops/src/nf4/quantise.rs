@@ -1,8 +1,9 @@
-//! From weights to codes and scales, on the host, when a model is loaded.
+//! From weights to codes and scales and back, on the host, when a model is loaded or exported.
 
-use lockstep_device::{Isa, Pool};
+use lockstep_core::DType;
+use lockstep_device::{Isa, Pool, Real};
 
-use super::{BLOCK_ELEMS, SCALES_PER_BLOCK, VALUES};
+use super::{BLOCK_ELEMS, SCALES_PER_BLOCK, VALUES, reference};
 use crate::quant::dynamic_map::{SIGNED, absmax};
 
 /// A quantised tensor on the host.
@@ -94,5 +95,32 @@ impl Quantised {
         let blocks = centred.chunks(SCALES_PER_BLOCK).zip(codes.chunks_mut(SCALES_PER_BLOCK));
         let absmax = blocks.map(|(centred, codes)| SIGNED.encode(centred, codes)).collect();
         QuantisedScales { codes, absmax, offset }
+    }
+}
+
+/// Elements `first..` of a doubly quantised tensor on the host, as a device would dequantise them to `dtype`. `codes` are
+/// those of these elements, from an even one on.
+pub fn dequantise_on_host(
+    dtype: DType,
+    codes: &[u8],
+    scales: &QuantisedScales,
+    first: usize,
+    out: &mut [f32],
+) {
+    assert!(first.is_multiple_of(2), "a byte holds two codes, so a range starts at an even element");
+    let round: fn(f32) -> f32 = match dtype {
+        DType::F32 => |weight| weight,
+        DType::BF16 => |weight| Real::to_f32(<half::bf16 as Real>::from_f32(weight)),
+        DType::F16 => |weight| Real::to_f32(<half::f16 as Real>::from_f32(weight)),
+        other => panic!("{other} is not a float storage type"),
+    };
+    let QuantisedScales { codes: scale_codes, absmax, offset } = scales;
+    let (mut scaled_block, mut scale) = (usize::MAX, 0.0);
+    for (i, out) in out.iter_mut().enumerate() {
+        let block = (first + i) / BLOCK_ELEMS;
+        if block != scaled_block {
+            (scaled_block, scale) = (block, reference::scale(scale_codes, absmax, *offset, block));
+        }
+        *out = round(VALUES[usize::from(reference::code(codes, i))] * scale);
     }
 }

@@ -89,6 +89,26 @@ fn all_queues_give_the_same_bits() {
     }
 }
 
+/// The host reads what devices compute, wherever a range starts.
+#[test]
+fn the_host_reads_the_same_bits() {
+    let (arena, elems) = (TestArena::new(9), 5_001);
+    let quantised = quantise(&Pool::new(1), &weights(&arena, elems));
+    let scales = quantised.quantise_scales();
+    let codes = arena.input_raw(&quantised.codes, DType::U8);
+    let from = Nf4 { elems, codes, scales: double(&arena, &scales) };
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let out = arena.output(elems, dtype);
+        dequantise(&Queue::cpu(1), out, &from, 0);
+        let want = crate::testing::values(out);
+        for (start, end) in [(0, elems), (2, 3), (62, 200), (1000, 5001), (4098, 4098)] {
+            let mut got = vec![0f32; end - start];
+            dequantise_on_host(dtype, &quantised.codes[start / 2..], &scales, start, &mut got);
+            assert_eq!(got, want[start..end], "{dtype} [{start}, {end})");
+        }
+    }
+}
+
 /// The error of normal weights, relative to their size: 4 bits are this coarse, and 8-bit scales add little.
 #[test]
 fn double_quantisation_adds_little_error() {

@@ -12,6 +12,7 @@ impl StepBuilder<'_> {
             let [inputs, _] = self.inputs();
             self.emit(OpKind::Feed { micro_batch }, Lane::Compute, vec![(inputs, Access::Define)], &[]);
         }
+        self.dequantise(unit);
         let mut accesses = self.common_accesses();
         accesses.push((self.params(unit), Access::Read));
         if unit != self.embed_unit() {
@@ -104,6 +105,7 @@ impl StepBuilder<'_> {
 
     /// Backward of a unit of the body, preceded by its recompute pass if it has one.
     pub fn backward(&mut self, unit: u32, micro_batch: u32) -> OpId {
+        self.dequantise(unit);
         let layout = self.layout(unit);
         let (saved, recomputed) = (layout.saved, layout.recomputed);
         if recomputed.0 > 0 {

@@ -2,14 +2,15 @@
 //! follow from the accesses.
 //!
 //! This file emits operations and names buffers. Its submodules hold what units compute (`compute`), gathering of
-//! parameters (`params`), reduction of gradients (`gradients`) and their offload (`offload`), the optimizer
-//! (`update`), and the phases that do not train (`phases`).
+//! parameters (`params`) and their dequantisation (`quantised`), reduction of gradients (`gradients`) and their offload
+//! (`offload`), the optimizer (`update`), and the phases that do not train (`phases`).
 
 mod compute;
 mod gradients;
 mod offload;
 mod params;
 mod phases;
+mod quantised;
 mod update;
 
 use std::collections::HashMap;
@@ -306,6 +307,9 @@ impl<'a> StepBuilder<'a> {
 
     /// The buffer that forward and backward read a unit's parameters from.
     fn params(&mut self, unit: u32) -> BufferId {
+        if self.has_quantised(unit) {
+            return self.unsharded_params(unit);
+        }
         if !self.needs_gather() {
             return self.state(unit, ParamState::Working);
         }

@@ -16,6 +16,14 @@ impl StepBuilder<'_> {
         let axes = self.input.sharded_over(self.model, ParamState::Working);
         let resident = self.state(unit, ParamState::Working);
         let after: Vec<OpId> = after.into_iter().collect();
+        if self.has_quantised(unit) {
+            let (from, to) = (self.quantised_residents(unit), self.gathered_states(unit));
+            let reads = from.into_iter().map(|id| (id, Access::Read));
+            let accesses = reads.chain(to.into_iter().map(|id| (id, Access::Define))).collect();
+            let kind = OpKind::Gather { span, from: CopyEnd::Resident, axes };
+            self.emit(kind, Lane::Comm, accesses, &after);
+            return;
+        }
         let (mut from, mut from_id) = (CopyEnd::Resident, resident);
         if !axes.is_empty() && self.plan().placements.params_tier != MemoryTier::Device {
             let elems = self.input.resident(self.model, unit, ParamState::Working).1;
@@ -43,10 +51,14 @@ impl StepBuilder<'_> {
         if *held > 0 {
             return last_use;
         }
+        let gathered = match self.has_quantised(unit) {
+            true => self.gathered_states(unit),
+            false => vec![self.unsharded_params(unit)],
+        };
         self.gather_counts.remove(&unit);
         let span = self.gather_span(unit);
-        let whole = self.unsharded_params(unit);
-        self.emit(OpKind::Release(span), Lane::Compute, vec![(whole, Access::Read)], &[])
+        let accesses = gathered.into_iter().map(|id| (id, Access::Read)).collect();
+        self.emit(OpKind::Release(span), Lane::Compute, accesses, &[])
     }
 
     /// Runs passes in order. Gathers parameters up to `prefetch` passes ahead and releases them after each pass, so that

@@ -15,7 +15,7 @@ impl StepBuilder<'_> {
 
     /// Prefill and decode with a KV cache. This is one operation, because its length depends on the sampled tokens.
     /// Parameters stay gathered throughout. Units alternate between two residual buffers; only the cache is carried
-    /// from one decode batch to the next.
+    /// from one decode batch to the next. Units with 4-bit parameters are dequantised again in every batch, one at a time.
     pub fn generate(&mut self) {
         let generation = self.plan().generation.expect("a phase that generates has bounds");
         assert!(
@@ -43,8 +43,12 @@ impl StepBuilder<'_> {
         let mut accesses = vec![(tables, Access::Read)];
         accesses.extend(defined.into_iter().map(|id| (id, Access::Define)));
         for unit in &units {
-            accesses.push((self.params(*unit), Access::Read));
+            match self.has_quantised(*unit) {
+                true => accesses.extend(self.dequantised_from(*unit)),
+                false => accesses.push((self.params(*unit), Access::Read)),
+            }
         }
+        accesses.extend(self.shared_params().map(|shared| (shared, Access::Define)));
         let last = self.emit(OpKind::Generate, Lane::Compute, accesses, &[]);
         if self.needs_gather() {
             units.iter().for_each(|u| {

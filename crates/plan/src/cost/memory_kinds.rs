@@ -27,11 +27,14 @@ impl MemoryByKind {
         let mut kinds = MemoryByKind { foreign: plan.input.needs.overhead_bytes, ..MemoryByKind::default() };
         for buffer in plan.buffers.iter().filter(|buffer| buffer.tier == MemoryTier::Device) {
             match buffer.kind {
-                BufferKind::ParamState { state: ParamState::Working, .. } => {
-                    kinds.parameters += buffer.bytes()
-                }
-                BufferKind::ParamState { state: ParamState::Grad, .. } => kinds.gradients += buffer.bytes(),
-                BufferKind::ParamState { .. } => kinds.optimizer += buffer.bytes(),
+                BufferKind::ParamState { state, .. } => match state {
+                    ParamState::Working
+                    | ParamState::Codes
+                    | ParamState::ScaleCodes
+                    | ParamState::ScaleTable => kinds.parameters += buffer.bytes(),
+                    ParamState::Grad => kinds.gradients += buffer.bytes(),
+                    ParamState::Master | ParamState::Optimizer(_) => kinds.optimizer += buffer.bytes(),
+                },
                 _ => {}
             }
         }
@@ -39,9 +42,9 @@ impl MemoryByKind {
         for id in largest.iter().flat_map(|phase| &phase.memory.peak) {
             let buffer = &plan.buffers[id.0 as usize];
             match buffer.kind {
-                BufferKind::UnshardedParams { .. } | BufferKind::ParamStaging { .. } => {
-                    kinds.parameters += buffer.bytes()
-                }
+                BufferKind::UnshardedParams { .. }
+                | BufferKind::GatheredState { .. }
+                | BufferKind::ParamStaging { .. } => kinds.parameters += buffer.bytes(),
                 BufferKind::UnshardedGrad { .. } => kinds.gradients += buffer.bytes(),
                 BufferKind::Residual { .. }
                 | BufferKind::ResidualGrad { .. }

@@ -69,11 +69,16 @@ pub fn demand(plan: &PlanData, phase: &Phase, op: &Op) -> OpDemand {
             let elems = 2 * model.bounds.tokens * model.channels.count();
             OpDemand::Device(Work::streaming((elems * DType::F32.size()) as f64))
         }
+        OpKind::Dequantise { unit } => OpDemand::Device(operands.dequantisation(unit)),
         OpKind::Gather { span, axes: [], .. } => {
             let tier = operands.model().placements.params_tier;
             operands.copy(tier, MemoryTier::Device, operands.span_bytes(span, plan.input.storage))
         }
-        OpKind::Gather { span, axes, .. } | OpKind::AllGatherUpdated { span, axes } => {
+        OpKind::Gather { span, axes, .. } => {
+            let unit = phase.schedule.span(span).parts[0].unit;
+            collective(Collective::AllGather, axes, plan.input.gathered_bytes(phase.model, unit))
+        }
+        OpKind::AllGatherUpdated { span, axes } => {
             collective(Collective::AllGather, axes, operands.span_bytes(span, plan.input.storage))
         }
         OpKind::Reduce { .. } => operands.reduction(op.kind),
@@ -135,6 +140,21 @@ impl Operands<'_> {
         let storage = self.plan.input.storage;
         let logits_grad = if self.plan.input.has_separate_memory() { storage } else { DType::F32 };
         UnitWork { model, unit, storage, logits_grad, fresh }.of(program)
+    }
+
+    /// The parameters of a unit as they are stored are read and, in the storage type, written: by a kernel for each tensor
+    /// in 4 bits, and a copy for each other flat parameter.
+    fn dequantisation(&self, unit: u32) -> Work {
+        let (input, model) = (&self.plan.input, self.phase.model);
+        let shape = &self.model().units[unit as usize];
+        let written = Elems(shape.elems as u64).bytes(input.storage);
+        let tensors = shape.segments.iter().filter(|segment| segment.quantised).count();
+        let copies = shape.flat_params().iter().filter(|flat| !flat.quantised).count();
+        Work {
+            bytes: (input.gathered_bytes(model, unit) + written).0 as f64,
+            kernels: (tensors + copies) as u32,
+            ..Work::none()
+        }
     }
 
     fn span_bytes(&self, span: SpanId, dtype: DType) -> Bytes {
@@ -236,12 +256,16 @@ impl Operands<'_> {
         let bytes = (elems * storage.size()) as f64;
         let gemm = Gemm { rows: bounds.docs, cols: elems / dim, inner: dim, dtype: storage, bytes };
         let cache = (model.shape.layers * bounds.cache_elems * DType::F32.size()) as f64;
-        let units = 0..model.units.len() as u32;
-        let kernels: usize = units.map(|unit| model.programs(unit).forward.steps.len()).sum();
+        let units = || 0..model.units.len() as u32;
+        let kernels: usize = units().map(|unit| model.programs(unit).forward.steps.len()).sum();
+        // Weights in 4 bits are dequantised in every step.
+        let quantised = units().filter(|unit| self.plan.input.has_quantised(self.phase.model, *unit));
+        let dequantised: Vec<Work> = quantised.map(|unit| self.dequantisation(unit)).collect();
+        let bytes: f64 = dequantised.iter().map(|work| work.bytes).sum();
         Work {
             gemms: vec![(gemm, steps)],
-            bytes: f64::from(steps) * cache / 2.0,
-            kernels: steps * kernels as u32,
+            bytes: f64::from(steps) * (cache / 2.0 + bytes),
+            kernels: steps * (kernels as u32 + dequantised.iter().map(|work| work.kernels).sum::<u32>()),
             ..Work::none()
         }
     }

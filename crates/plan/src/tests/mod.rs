@@ -8,6 +8,7 @@ mod offload;
 mod overlap;
 mod packing;
 mod properties;
+mod quantised;
 mod snapshots;
 mod strategy_memory;
 mod violations;

@@ -3,7 +3,7 @@
 
 use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
-use lockstep_shape::{Architecture, Biases, ModelShape, Recompute};
+use lockstep_shape::{Architecture, Biases, ModelShape, Recompute, WeightFormat};
 use proptest::prelude::*;
 
 use crate::check::{check, check_training};
@@ -29,11 +29,13 @@ const ORDERS: [Option<AccumulationOrder>; 3] =
 fn any_shape() -> impl Strategy<Value = ModelShape> {
     let biases = any::<[bool; 3]>().prop_map(|[qkv, out, mlp]| Biases { qkv, out, mlp });
     let vocab = prop::sample::select(vec![40usize, 300, 2000]);
-    (1usize..=6, any::<bool>(), any::<bool>(), biases, vocab).prop_map(
-        |(layers, tied, qwen, biases, vocab)| ModelShape {
+    let formats = prop_oneof![2 => Just(WeightFormat::Storage), 1 => Just(WeightFormat::Nf4)];
+    (1usize..=6, any::<bool>(), any::<bool>(), biases, vocab, formats).prop_map(
+        |(layers, tied, qwen, biases, vocab, frozen_projections)| ModelShape {
             layers,
             tied,
             biases,
+            frozen_projections,
             architecture: if qwen { Architecture::Qwen3 } else { Architecture::Llama },
             ..ModelShape::named("tiny", vocab).unwrap()
         },
@@ -85,6 +87,8 @@ fn any_setup() -> impl Strategy<Value = TestSetup> {
         let (strategy, (replicate, shard), params_tier, optimizer_tier, stay) = place;
         let sharded =
             matches!(strategy, StrategyName::Zero3 | StrategyName::ShardGradOp | StrategyName::HybridShard);
+        // Weights in 4 bits are on the device.
+        let moves_params = sharded && shape.frozen_projections == WeightFormat::Storage;
         let (num_micro_batches, prefetch, order, bucket) = time;
         let (recompute, storage, coefficients_ahead) = compute;
         TestSetup {
@@ -95,7 +99,7 @@ fn any_setup() -> impl Strategy<Value = TestSetup> {
             prefetch,
             recompute,
             storage,
-            params_tier: if sharded { params_tier } else { MemoryTier::Device },
+            params_tier: if moves_params { params_tier } else { MemoryTier::Device },
             optimizer_tier,
             optimizer_units_on_device: stay,
             bucket_bytes: bucket,

@@ -4,6 +4,7 @@
 //! change the results and is not supported is an error, never ignored.
 
 mod keys;
+mod quantisation;
 mod rope;
 mod sliding_window;
 
@@ -62,6 +63,7 @@ impl ModelShape {
             tied: keys.bool_or("tie_word_embeddings", false)?,
             max_positions,
             lora: None,
+            frozen_projections: quantisation::read(&keys)?,
             init_std: keys.number_or("initializer_range", 0.02)?,
             bos_id: keys.token_id("bos_token_id")?,
             eos_id: keys.token_id("eos_token_id")?,
@@ -159,12 +161,8 @@ fn reject_unsupported(keys: &Keys) -> Result<(), ShapeError> {
         Some(other) => return Err(keys.unsupported("hidden_act", other)),
     }
     match keys.get("pretraining_tp") {
-        Some(value) if value.as_u64() != Some(1) => return Err(keys.unsupported("pretraining_tp", value)),
-        _ => {}
-    }
-    match keys.get("quantization_config") {
-        Some(value) => Err(keys.unsupported("quantization_config", value)),
-        None => Ok(()),
+        Some(value) if value.as_u64() != Some(1) => Err(keys.unsupported("pretraining_tp", value)),
+        _ => Ok(()),
     }
 }
 

@@ -40,6 +40,30 @@ fn unsupported_options_are_named() {
     insta::assert_snapshot!(text(with("vocab_size", "null")), @"config.json: `vocab_size` is missing");
 }
 
+const BITSANDBYTES: &str = r#"{"quant_method":"bitsandbytes","load_in_4bit":true,"_load_in_4bit":true,
+    "load_in_8bit":false,"bnb_4bit_quant_type":"nf4","bnb_4bit_use_double_quant":true,"bnb_4bit_quant_storage":"uint8",
+    "bnb_4bit_compute_dtype":"bfloat16","llm_int8_skip_modules":["lm_head"],"llm_int8_threshold":6.0,
+    "llm_int8_enable_fp32_cpu_offload":false,"llm_int8_has_fp16_weight":false}"#;
+
+#[test]
+fn weights_of_bitsandbytes() {
+    let read = |text: &str| with("quantization_config", text).map(|shape| shape.frozen_projections);
+    assert_eq!(read("null").unwrap(), WeightFormat::Storage);
+    assert_eq!(read(BITSANDBYTES).unwrap(), WeightFormat::Nf4);
+    let other = |from: &str, to: &str| {
+        assert!(BITSANDBYTES.contains(from));
+        read(&BITSANDBYTES.replace(from, to)).unwrap_err().to_string()
+    };
+    insta::assert_snapshot!(other(r#""nf4""#, r#""fp4""#), @"");
+    insta::assert_snapshot!(other(r#""bnb_4bit_use_double_quant":true,"#, ""), @"");
+    insta::assert_snapshot!(other(r#""bnb_4bit_use_double_quant":true"#, r#""bnb_4bit_use_double_quant":false"#), @"");
+    insta::assert_snapshot!(other(r#""load_in_8bit":false"#, r#""load_in_8bit":true"#), @"");
+    insta::assert_snapshot!(other(r#"["lm_head"]"#, r#"["lm_head","model.layers.1.mlp"]"#), @"");
+    insta::assert_snapshot!(other(r#"["lm_head"]"#, r#"["down_proj"]"#), @"");
+    insta::assert_snapshot!(other(r#""uint8""#, r#""bfloat16""#), @"");
+    insta::assert_snapshot!(read(r#"{"quant_method":"gptq","bits":4}"#).unwrap_err(), @"");
+}
+
 /// The shape of another family; `keys` override those of [`CONFIG`].
 fn family(class: &str, keys: &str) -> Result<ModelShape, ShapeError> {
     let mut config: Value = serde_json::from_str(CONFIG).unwrap();

@@ -82,7 +82,7 @@ impl Generator {
             let (tokenizer, vocab) = (tokenizer.vocab_size(), shape.vocab);
             return Err(TrainError::VocabularyTooSmall { tokenizer, vocab });
         }
-        let stored = folder.tensors().find_map(|t| t.dtype).unwrap_or(DType::F32);
+        let stored = folder.weights_dtype().unwrap_or(DType::F32);
         let capacity = spec.capacity.min(shape.max_positions);
         let tokens = PASS_TOKENS.max(spec.slots).max(spec.score_tokens).next_multiple_of(256);
         let inference = Inference {
