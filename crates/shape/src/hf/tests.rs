@@ -1,5 +1,5 @@
 use super::*;
-use crate::Rope;
+use crate::{Rope, WeightFormat};
 
 const CONFIG: &str = r#"{"architectures":["LlamaForCausalLM"],"hidden_size":64,"num_attention_heads":4,
     "num_key_value_heads":2,"num_hidden_layers":2,"intermediate_size":96,"vocab_size":100,
@@ -54,14 +54,14 @@ fn weights_of_bitsandbytes() {
         assert!(BITSANDBYTES.contains(from));
         read(&BITSANDBYTES.replace(from, to)).unwrap_err().to_string()
     };
-    insta::assert_snapshot!(other(r#""nf4""#, r#""fp4""#), @"");
-    insta::assert_snapshot!(other(r#""bnb_4bit_use_double_quant":true,"#, ""), @"");
-    insta::assert_snapshot!(other(r#""bnb_4bit_use_double_quant":true"#, r#""bnb_4bit_use_double_quant":false"#), @"");
-    insta::assert_snapshot!(other(r#""load_in_8bit":false"#, r#""load_in_8bit":true"#), @"");
-    insta::assert_snapshot!(other(r#"["lm_head"]"#, r#"["lm_head","model.layers.1.mlp"]"#), @"");
-    insta::assert_snapshot!(other(r#"["lm_head"]"#, r#"["down_proj"]"#), @"");
-    insta::assert_snapshot!(other(r#""uint8""#, r#""bfloat16""#), @"");
-    insta::assert_snapshot!(read(r#"{"quant_method":"gptq","bits":4}"#).unwrap_err(), @"");
+    insta::assert_snapshot!(other(r#""nf4""#, r#""fp4""#), @r#"config.json: `quantization_config.bnb_4bit_quant_type` = "fp4" is not supported"#);
+    insta::assert_snapshot!(other(r#""bnb_4bit_use_double_quant":true,"#, ""), @"config.json: `quantization_config.bnb_4bit_use_double_quant` is missing");
+    insta::assert_snapshot!(other(r#""bnb_4bit_use_double_quant":true"#, r#""bnb_4bit_use_double_quant":false"#), @"config.json: `quantization_config.bnb_4bit_use_double_quant` = false is not supported");
+    insta::assert_snapshot!(other(r#""load_in_8bit":false"#, r#""load_in_8bit":true"#), @"config.json: `quantization_config.load_in_8bit` = true is not supported");
+    insta::assert_snapshot!(other(r#"["lm_head"]"#, r#"["lm_head","model.layers.1.mlp"]"#), @r#"config.json: `quantization_config.llm_int8_skip_modules` = ["lm_head","model.layers.1.mlp"] is not supported"#);
+    insta::assert_snapshot!(other(r#"["lm_head"]"#, r#"["down_proj"]"#), @r#"config.json: `quantization_config.llm_int8_skip_modules` = ["down_proj"] is not supported"#);
+    insta::assert_snapshot!(other(r#""uint8""#, r#""bfloat16""#), @r#"config.json: `quantization_config.bnb_4bit_quant_storage` = "bfloat16" is not supported"#);
+    insta::assert_snapshot!(read(r#"{"quant_method":"gptq","bits":4}"#).unwrap_err(), @r#"config.json: `quantization_config.quant_method` = "gptq" is not supported"#);
 }
 
 /// The shape of another family; `keys` override those of [`CONFIG`].
