@@ -40,10 +40,13 @@ fn odd() -> ModelShape {
     ModelShape { architecture, biases, dim: 60, heads: 3, kv_heads: 1, head_dim: 22, ffn: 333, ..llama() }
 }
 
-fn quantised_tensors(engine: &Engine, model: ModelId) -> Vec<(usize, Segment)> {
+fn tensors(engine: &Engine, model: ModelId) -> impl Iterator<Item = (usize, Segment)> {
     let units = engine.model(model).units().iter().enumerate();
-    let all = units.flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s.clone())));
-    all.filter(|(_, segment)| segment.quantised).collect()
+    units.flat_map(|(u, unit)| unit.segments.iter().map(move |s| (u, s.clone())))
+}
+
+fn quantised_tensors(engine: &Engine, model: ModelId) -> Vec<(usize, Segment)> {
+    tensors(engine, model).filter(|(_, segment)| segment.quantised).collect()
 }
 
 /// A part of a tensor, from whichever rank holds it.
@@ -88,7 +91,7 @@ fn random_weights_are_quantised() {
                 let mut want = vec![0f32; weights.len()];
                 nf4::dequantise_on_host(storage, &quantised.codes, &quantised.quantise_scales(), 0, &mut want);
                 assert!(got == want, "{name} in {storage}");
-                let far = got.iter().zip(&weights).filter(|(got, weight)| (*got - **weight).abs() > 0.01);
+                let far = got.iter().zip(&weights).filter(|(got, weight)| (*got - **weight).abs() > 0.02);
                 assert!(got != weights && far.count() == 0, "{name}");
             }
         }
@@ -186,10 +189,8 @@ fn a_reference_shares_the_codes() {
         let scores = run_plan_in_world(&plan, &setup, CarrierKind::Thread, None, &|engine: &mut Engine| {
             // The adapters of the policy are not its reference's.
             let scored = score_with(engine, reference, &batch);
-            let weights: Vec<_> = quantised_tensors(engine, reference)
-                .into_iter()
-                .map(|(u, s)| (s.name.clone(), read(engine, reference, u, &s)))
-                .collect();
+            let base = tensors(engine, reference).filter(|(_, segment)| !segment.is_adapter());
+            let weights: Vec<_> = base.map(|(u, s)| (s.name.clone(), read(engine, reference, u, &s))).collect();
             (scored, weights)
         });
         for (scored, weights) in scores {
