@@ -34,6 +34,7 @@ mod output_folder;
 mod panics;
 mod plan_costs;
 mod prepare;
+mod quantised;
 mod resume;
 mod secrets;
 mod selftest;

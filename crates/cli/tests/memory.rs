@@ -113,6 +113,23 @@ fn from_a_model_folder() {
     holds_what_was_planned(&format!("model_name_or_path: {model}\n{config}"), &[]);
 }
 
+/// Frozen weights in 4 bits: random ones, and those of a folder, which are quantised piece by piece.
+#[test]
+fn weights_in_4_bits() {
+    let lora = ["use_peft=true", "lora_target_modules=all-linear", "load_in_4bit=true", "recompute=full"];
+    let peak = |settings: &[&str]| holds_what_was_planned(LARGER, settings);
+    let (plain, quantised) = (peak(&lora[..2]), peak(&lora));
+    let (codes, weights) = (4.13 / 8.0, 4.0);
+    // A block of the six exists dequantised.
+    let saved = 4.5e6 * (weights - codes) - 0.76e6 * weights;
+    assert!(plain as f64 - quantised as f64 > 0.5 * saved, "{plain} to {quantised}");
+    let folder = Folder::new(LARGER);
+    folder.succeeds(&["train", "run.yaml", "max_steps=0"]);
+    let model = folder.path("out/model").display().to_string();
+    let config = LARGER.lines().skip(1).map(|line| format!("{line}\n")).collect::<String>();
+    holds_what_was_planned(&format!("model_name_or_path: {model}\n{config}"), &lora);
+}
+
 /// Policy, reference, reward and value model, and the pages of the KV cache. The data has short prompts: no memory is
 /// taken for the long ones that `max_prompt_length` allows.
 #[test]

@@ -18,7 +18,8 @@ fn defaults_are_those_of_the_reference_page() {
             init: InitialWeights::Random,
             attention_dropout: None,
             resid_dropout: None,
-            lora: None
+            lora: None,
+            load_in_4bit: false,
         }
     );
     assert_eq!(

@@ -631,6 +631,21 @@ fn adapter_keys() {
 }
 
 #[test]
+fn weights_in_4_bits() {
+    // TRL's keys and bitsandbytes'.
+    let trl = "use_peft: true\nload_in_4bit: true\nload_in_8bit: false\nbnb_4bit_quant_type: nf4\n\
+        use_bnb_nested_quant: true\nbnb_4bit_quant_storage: uint8\n";
+    assert!(accepted(trl, &[]).model.load_in_4bit);
+    let bnb = "load_in_4bit: true\nbnb_4bit_use_double_quant: true\nbnb_4bit_compute_dtype: bfloat16\nbf16: true\n";
+    assert!(accepted(bnb, &[]).model.load_in_4bit);
+    assert!(!accepted("use_peft: true\n", &[]).model.load_in_4bit);
+    insta::assert_snapshot!(refused("load_in_4bit: true\nbnb_4bit_quant_type: fp4\n", &[]), @"");
+    insta::assert_snapshot!(refused("load_in_4bit: true\nuse_bnb_nested_quant: false\n", &[]), @"");
+    insta::assert_snapshot!(refused("load_in_4bit: true\nbnb_4bit_compute_dtype: bfloat16\n", &[]), @"");
+    insta::assert_snapshot!(refused("load_in_8bit: true\n", &[]), @"");
+}
+
+#[test]
 fn repeated_key() {
     insta::assert_snapshot!(refused("seed: 1\nseed: 2\n", &[]), @r#"
     run.yaml:4:1: the key `seed` is given twice; first at run.yaml:3:1
