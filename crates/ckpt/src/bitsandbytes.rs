@@ -61,7 +61,9 @@ impl ModelFolder {
         }
         let Some((file_of_state, info)) = self.tensor(&format!("{name}{STATE}")) else {
             return match codes.dtype_name.as_str() {
-                "U8" | "I8" => Err(fault("it is quantised, but not as 4-bit weights of bitsandbytes are".into())),
+                "U8" | "I8" => {
+                    Err(fault("it is quantised, but not as 4-bit weights of bitsandbytes are".into()))
+                }
                 _ => Ok(None),
             };
         };

@@ -83,7 +83,8 @@ fn a_resumed_run_has_the_same_adapter() {
     assert!(adapter(&folder, "whole") == adapter(&folder, "out"));
     // With plain weights it is another run, and says so.
     std::fs::remove_dir_all(folder.path("out/checkpoints/step-4")).unwrap();
-    let plain = folder.succeeds(&[&run[..], &["resume_from_checkpoint=latest", "load_in_4bit=false"]].concat());
+    let plain =
+        folder.succeeds(&[&run[..], &["resume_from_checkpoint=latest", "load_in_4bit=false"]].concat());
     assert!(plain.contains("frozen weights: nf4, double quantised -> none"), "{plain}");
     assert!(adapter(&folder, "whole") != adapter(&folder, "out"));
 }
@@ -100,7 +101,14 @@ fn a_folder_of_bitsandbytes() {
         std::fs::copy(golden.join(name), folder.path(&format!("base/model/{name}"))).unwrap();
     }
     folder.succeeds(&["train", "run.yaml", "load_in_4bit=false", "output_dir=alone"]);
-    folder.succeeds(&["train", "run.yaml", "--nproc", "2", "strategy=zero3", "per_device_train_batch_size=2"]);
+    folder.succeeds(&[
+        "train",
+        "run.yaml",
+        "--nproc",
+        "2",
+        "strategy=zero3",
+        "per_device_train_batch_size=2",
+    ]);
     assert!(folder.read("alone/metrics.jsonl").contains("nf4, double quantised"));
     let plain = loss(&folder, &["base/model"], &[]);
     let adapted = loss(&folder, &["base/model", "--adapter", "alone"], &[]);
@@ -120,7 +128,8 @@ fn what_cannot_be() {
     assert_snapshot!(refused(&["use_peft=false"]), @"");
     let dpo = ["algorithm=dpo", "precompute_ref_log_probs=true", "ref_model_name_or_path=base/model"];
     assert_snapshot!(refused(&dpo), @"");
-    assert_snapshot!(refused(&["--nproc", "2", "strategy=zero3", "offload_param=cpu"]), @"");
+    let offload = ["plan", "run.yaml", "--nproc", "2", "strategy=zero3", "offload_param=cpu"];
+    assert_snapshot!(folder.refused(&offload, 64), @"");
 }
 
 /// The memory of `lockstep plan` for one row of 2048 tokens on one GPU, in GiB.
@@ -131,9 +140,13 @@ fn planned_gib(model: &str) -> f64 {
     );
     let args = ["plan", "run.yaml", "--gpus", "1", "--gpu", "h200"];
     let text = Folder::new(&run).succeeds(&args);
-    let line = |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{text}"));
+    let line =
+        |start: &str| text.lines().find(|line| line.starts_with(start)).unwrap_or_else(|| panic!("{text}"));
     assert!(line("    4-bit weights, u8").contains(" GiB "), "{text}");
-    assert!(text.contains(" dequantised weights ") && text.contains("1 micro-batch of 2048 tokens"), "{text}");
+    assert!(
+        text.contains(" dequantised weights ") && text.contains("1 micro-batch of 2048 tokens"),
+        "{text}"
+    );
     let words: Vec<&str> = line("total ").split_whitespace().collect();
     assert_eq!(words[2], "GiB", "{text}");
     words[1].parse().unwrap()

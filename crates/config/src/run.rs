@@ -101,7 +101,7 @@ impl RunConfig {
         let batch = BatchConfig::read(&mut r, plan.world_size());
         let optim = OptimConfig::read(&mut r);
         let precision = Precision::read(&mut r);
-        check_compute_dtype(&mut r, &precision);
+        check_compute_dtype(&mut r, &precision, model.load_in_4bit);
         let device = DeviceConfig::read(&mut r);
         let eval = EvalConfig::read(&mut r, &precision);
         let output = OutputConfig::read(&mut r);

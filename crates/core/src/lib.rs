@@ -20,8 +20,6 @@ pub mod sum;
 
 pub use dtype::DType;
 pub use fault::{Fault, FaultClass, closest};
-pub use layout::{
-    ALIGN_ELEMS, NF4_BLOCK_ELEMS, NF4_SCALES_PER_BLOCK, ShardRange, padded_elems, shard_range,
-};
+pub use layout::{ALIGN_ELEMS, NF4_BLOCK_ELEMS, NF4_SCALES_PER_BLOCK, ShardRange, padded_elems, shard_range};
 pub use mesh::{Axis, Mesh, Rank};
 pub use quantity::{Bytes, Elems, Step};

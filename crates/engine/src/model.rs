@@ -46,13 +46,7 @@ fn uniform(stream: RngStream, index: usize, bound: f32) -> f32 {
 }
 
 /// Sets `values` to the initial values of a part of a tensor.
-fn fill_initial(
-    values: &mut Vec<f32>,
-    segment: &Segment,
-    part: Range<usize>,
-    stream: RngStream,
-    std: f32,
-) {
+fn fill_initial(values: &mut Vec<f32>, segment: &Segment, part: Range<usize>, stream: RngStream, std: f32) {
     values.clear();
     match segment.init {
         WeightInit::Zero => values.resize(part.len(), 0.0),

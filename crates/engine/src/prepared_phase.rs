@@ -35,9 +35,7 @@ impl PreparedPhase {
         let lookup = BufferLookup { plan, phase };
         let units = addresses.units.iter().zip(residents).zip(0..);
         let dequantisations = units
-            .map(|((addresses, residents), unit)| {
-                UnitDequantisation::of(&lookup, unit, addresses, residents)
-            })
+            .map(|((addresses, residents), unit)| UnitDequantisation::of(&lookup, unit, addresses, residents))
             .collect();
         let squares = tasks.iter().filter_map(|task| match task {
             Task::Squares(list) => Some(&list[..]),

@@ -179,7 +179,8 @@ impl Model<'_> {
     ) -> Result<(), EngineError> {
         self.engine.synchronize()?;
         let first = part.start / 2 * 2;
-        let codes = self.bytes_of(unit, segment, ParamState::Codes, first / 2..part.end.div_ceil(2), together)?;
+        let codes =
+            self.bytes_of(unit, segment, ParamState::Codes, first / 2..part.end.div_ceil(2), together)?;
         let all = 0..entries(segment, ParamState::ScaleCodes).len();
         let scale_codes = self.bytes_of(unit, segment, ParamState::ScaleCodes, all, together)?;
         let table = self.table_at(unit, segment).view(&self.engine.shared.memories);

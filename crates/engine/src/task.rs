@@ -2,8 +2,8 @@
 
 use lockstep_core::{Axis, Bytes, DType, Elems, Rank};
 use lockstep_plan::{
-    Axes, BufferId, BufferKind, CopyEnd, CopyPayload, MemoryTier, ModelPlan, Op, OpKind, OptimizerSpec, OwnedPart,
-    ParamState, Phase, ReduceInto, RunPlan, SpanId, SpanPart,
+    Axes, BufferId, BufferKind, CopyEnd, CopyPayload, MemoryTier, ModelPlan, Op, OpKind, OptimizerSpec,
+    OwnedPart, ParamState, Phase, ReduceInto, RunPlan, SpanId, SpanPart,
 };
 use lockstep_shape::{FlatParam, UnitShape};
 

@@ -29,8 +29,7 @@ fn shapes() -> Vec<ModelShape> {
     let targets = Lora::targets_of(&[ALL_LINEAR.into()], 3).unwrap();
     let lora =
         Lora { rank: 4, alpha: 8.0, dropout: 0.0, rank_stabilized: false, targets, modules_to_save: vec![] };
-    let quantised =
-        ModelShape { lora: Some(lora), frozen_projections: WeightFormat::Nf4, ..sliding.clone() };
+    let quantised = ModelShape { lora: Some(lora), frozen_projections: WeightFormat::Nf4, ..sliding.clone() };
     vec![llama, qwen, sliding, quantised]
 }
 

@@ -38,8 +38,7 @@ fn steps_do_not_allocate() {
     let targets = Lora::targets_of(&["q_proj".into(), "mlp.*".into()], llama.layers).unwrap();
     let lora =
         Lora { rank: 4, alpha: 8.0, dropout: 0.1, rank_stabilized: false, targets, modules_to_save: vec![] };
-    let quantised =
-        ModelShape { lora: Some(lora), frozen_projections: WeightFormat::Nf4, ..llama.clone() };
+    let quantised = ModelShape { lora: Some(lora), frozen_projections: WeightFormat::Nf4, ..llama.clone() };
     for shape in [llama, qwen, sliding, quantised] {
         for setup in [
             base,

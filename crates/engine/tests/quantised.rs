@@ -7,9 +7,7 @@ use lockstep_ops::nf4::{self, Quantised};
 use lockstep_plan::{
     BufferKind, MemoryTier, ModelId, ModelPlan, ModelRole, ParamState, PlanInput, RunPlan, build,
 };
-use lockstep_shape::{
-    Architecture, Biases, Lora, ModelShape, Recompute, Segment, WeightFormat,
-};
+use lockstep_shape::{Architecture, Biases, Lora, ModelShape, Recompute, Segment, WeightFormat};
 use lockstep_testkit::{
     CarrierKind, Case, CaseTraining, TestBatch, TestSetup, TrainingTrace, engine, input, pairwise_cases,
     run_case_from, run_case_of, run_in_world, run_plan_in_world, score, score_with,
@@ -89,7 +87,13 @@ fn random_weights_are_quantised() {
                 let weights = read(&whole, ModelId::FIRST, unit, segment);
                 let quantised: Quantised = nf4::quantise(&lockstep_device::Pool::new(1), &weights);
                 let mut want = vec![0f32; weights.len()];
-                nf4::dequantise_on_host(storage, &quantised.codes, &quantised.quantise_scales(), 0, &mut want);
+                nf4::dequantise_on_host(
+                    storage,
+                    &quantised.codes,
+                    &quantised.quantise_scales(),
+                    0,
+                    &mut want,
+                );
                 assert!(got == want, "{name} in {storage}");
                 let far = got.iter().zip(&weights).filter(|(got, weight)| (*got - **weight).abs() > 0.02);
                 assert!(got != weights && far.count() == 0, "{name}");
@@ -182,15 +186,17 @@ fn a_reference_shares_the_codes() {
         let mesh = Mesh { replicate: 1, shard: ranks, per_node: ranks };
         let setup = TestSetup { strategy, mesh, evaluates: true, ..TestSetup::default() };
         let plan = with_shared_reference(&shape, &setup);
-        let codes = plan.buffers.iter().filter(|buffer| {
-            matches!(buffer.kind, BufferKind::ParamState { state: ParamState::Codes, .. })
-        });
+        let codes = plan
+            .buffers
+            .iter()
+            .filter(|buffer| matches!(buffer.kind, BufferKind::ParamState { state: ParamState::Codes, .. }));
         assert_eq!(codes.count(), shape.layers);
         let scores = run_plan_in_world(&plan, &setup, CarrierKind::Thread, None, &|engine: &mut Engine| {
             // The adapters of the policy are not its reference's.
             let scored = score_with(engine, reference, &batch);
             let base = tensors(engine, reference).filter(|(_, segment)| !segment.is_adapter());
-            let weights: Vec<_> = base.map(|(u, s)| (s.name.clone(), read(engine, reference, u, &s))).collect();
+            let weights: Vec<_> =
+                base.map(|(u, s)| (s.name.clone(), read(engine, reference, u, &s))).collect();
             (scored, weights)
         });
         for (scored, weights) in scores {

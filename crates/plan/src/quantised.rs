@@ -20,7 +20,8 @@ use crate::schedule::ModelId;
 
 impl ParamState {
     /// The states of 4-bit parameters.
-    pub const QUANTISED: [ParamState; 3] = [ParamState::Codes, ParamState::ScaleCodes, ParamState::ScaleTable];
+    pub const QUANTISED: [ParamState; 3] =
+        [ParamState::Codes, ParamState::ScaleCodes, ParamState::ScaleTable];
 
     /// How many elements of a parameter an entry of the state stands for.
     pub const fn elems_per_entry(self) -> usize {

@@ -249,8 +249,7 @@ pub struct ParamGroup {
 impl ParamGroup {
     /// Whether the group after it continues it.
     fn joins(&self, next: &ParamGroup) -> bool {
-        let kind =
-            |group: &ParamGroup| (group.trained_start.is_some(), group.decay, group.quantised);
+        let kind = |group: &ParamGroup| (group.trained_start.is_some(), group.decay, group.quantised);
         kind(self) == kind(next)
     }
 }
@@ -575,7 +574,8 @@ mod tests {
         let biases = Biases { qkv: true, out: true, mlp: true };
         let targets = Lora::targets_of(&["q_proj".into()], 4).unwrap();
         let modules_to_save = vec!["layers.1.mlp.down_proj".into()];
-        let lora = Lora { rank: 4, alpha: 8.0, dropout: 0.0, rank_stabilized: false, targets, modules_to_save };
+        let lora =
+            Lora { rank: 4, alpha: 8.0, dropout: 0.0, rank_stabilized: false, targets, modules_to_save };
         let tiny = ModelShape { layers: 2, ..ModelShape::named("tiny", 300).unwrap() };
         let shape =
             ModelShape { biases, lora: Some(lora), frozen_projections: WeightFormat::Nf4, ..tiny.clone() };

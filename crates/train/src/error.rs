@@ -288,7 +288,9 @@ impl TrainError {
                 "Give its folder with --model (export) or as MODEL with --adapter (generate, chat, eval)."
             }
             OtherBase { .. } => "Give the model that the adapter was trained on.",
-            TrainsQuantised => "Train adapters on them with `use_peft: true`, or train weights that are not quantised.",
+            TrainsQuantised => {
+                "Train adapters on them with `use_peft: true`, or train weights that are not quantised."
+            }
             QuantisedReference { .. } => "Remove it, or do not load models in 4 bits.",
             SyncWithAdapter => "Remove `sync_ref_model`, or train all weights.",
             Prompt { .. } => "Shorten the prompt, or increase the context with --context.",

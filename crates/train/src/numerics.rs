@@ -15,7 +15,8 @@ use lockstep_device::cuda::Gpu;
 use lockstep_device::{Amx, c_library};
 use lockstep_engine::Engine;
 use lockstep_plan::{
-    AccumulationOrder, DeviceMemory, ModelId, ModelPlan, RunPlan, bounds, chosen_strategy, default_head_chunk_tokens,
+    AccumulationOrder, DeviceMemory, ModelId, ModelPlan, RunPlan, bounds, chosen_strategy,
+    default_head_chunk_tokens,
 };
 use lockstep_shape::{ModelShape, UnitShape};
 

@@ -93,7 +93,7 @@ fn other_variants_are_refused() {
         ("\"nested_offset\"", "\"nestedXoffset\"", "double quantisation"),
         ("\"dtype\": \"float32\"", "\"dtype\": \"float64\"", "its type is float64"),
         ("\"quant_type\": \"nf4\"", "\"quant_type\": \"nf4,", "its state is not valid"),
-        ("\"shape\": [", "\"shape\": [1", "shape"),
+        ("\"shape\": [60, 60]", "\"shape\": [60, 61]", "shape"),
         ("q_proj.weight.absmax\"", "q_proj.weight.absmix\"", "absm"),
     ] {
         let error = refused(from, to);

@@ -14,8 +14,14 @@ fn setup(strategy: StrategyName, shard: u32) -> TestSetup {
     TestSetup::new("15m", strategy, 1, shard).with(|s| {
         let targets = Lora::targets_of(&[ALL_LINEAR.into()], s.shape.layers).unwrap();
         let modules_to_save = vec![];
-        s.shape.lora =
-            Some(Lora { rank: 8, alpha: 8.0, dropout: 0.0, rank_stabilized: false, targets, modules_to_save });
+        s.shape.lora = Some(Lora {
+            rank: 8,
+            alpha: 8.0,
+            dropout: 0.0,
+            rank_stabilized: false,
+            targets,
+            modules_to_save,
+        });
         s.shape.frozen_projections = WeightFormat::Nf4;
         s.storage = DType::BF16;
         s.recompute = Recompute::Full.into();
@@ -84,10 +90,13 @@ fn no_shard_cuts_a_block() {
 /// Every use of a unit follows its dequantisation, and what is gathered ahead has 4 bits.
 #[test]
 fn units_are_dequantised_just_ahead_of_use() {
-    for (strategy, shard) in [(StrategyName::Ddp, 1), (StrategyName::Zero3, 4), (StrategyName::ShardGradOp, 4)] {
+    for (strategy, shard) in
+        [(StrategyName::Ddp, 1), (StrategyName::Zero3, 4), (StrategyName::ShardGradOp, 4)]
+    {
         let plan = setup(strategy, shard).plan();
         let ops = &train_phase(&plan).schedule.ops;
-        let compute: Vec<&OpKind> = ops.iter().filter(|op| op.lane == Lane::Compute).map(|op| &op.kind).collect();
+        let compute: Vec<&OpKind> =
+            ops.iter().filter(|op| op.lane == Lane::Compute).map(|op| &op.kind).collect();
         let mut uses = 0;
         for pair in compute.windows(2) {
             let (before, now) = (pair[0], pair[1]);
@@ -127,7 +136,8 @@ fn schedules_and_tables_name_it() {
     // A block's codes and scales, norms and adapters: less than a third of its weights in bf16.
     let block = &plan.input.models[0].units[1];
     let gathered = plan.input.gathered_bytes(ModelId::FIRST, 1).0 as usize;
-    let plain = ModelShape { frozen_projections: WeightFormat::Storage, ..plan.input.models[0].shape.clone() };
+    let plain =
+        ModelShape { frozen_projections: WeightFormat::Storage, ..plan.input.models[0].shape.clone() };
     assert!(gathered * 3 < 2 * block.elems, "{gathered} of {}", 2 * block.elems);
     assert!(text.contains(&lockstep_core::Bytes(gathered as u64).to_string()), "{text}");
     let setup = setup(StrategyName::Zero3, 4).with(|s| s.shape = plain);
