@@ -118,18 +118,57 @@ fn a_folder_of_bitsandbytes() {
     assert!(!folder.read("merged/config.json").contains("quantization_config"));
     let merged = loss(&folder, &["merged"], &[]);
     assert!((merged - adapted).abs() < 1e-5, "{merged} {adapted}");
-    assert_snapshot!(folder.refused(&["train", "run.yaml", "use_peft=false", "overwrite_output_dir=true"], 64), @"");
+    assert_snapshot!(folder.refused(&["train", "run.yaml", "use_peft=false", "overwrite_output_dir=true"], 64), @r"
+    error: weights in 4 bits cannot be trained themselves
+    hint: train adapters on them with `use_peft: true`, or train weights that are not quantised.
+    ");
+}
+
+/// Policy and reference share the codes, which are dequantised to generate, to score and to train: the same adapter with
+/// sharded and with whole weights.
+#[test]
+fn a_rollout_of_weights_in_4_bits() {
+    let folder = prepared();
+    let prompts: String = (0..32).map(|i| format!("{{\"prompt\": \"{i} and {}\"}}\n", i % 7)).collect();
+    folder.write("prompts.jsonl", prompts);
+    let run = [
+        "train",
+        "run.yaml",
+        "algorithm=grpo",
+        "train_files=prompts.jsonl",
+        "reward_funcs=[{regex: a}]",
+        "num_generations=4",
+        "beta=0.1",
+        "max_prompt_length=20",
+        "max_completion_length=12",
+        "accumulation_order=reduced",
+        "--nproc",
+        "2",
+    ];
+    folder.succeeds(&[&run[..], &["strategy=zero3", "output_dir=sharded"]].concat());
+    folder.succeeds(&[&run[..], &["strategy=ddp", "output_dir=whole"]].concat());
+    assert!(adapter(&folder, "sharded") == adapter(&folder, "whole"));
+    assert!(folder.read("whole/metrics.jsonl").contains("\"kl\""));
 }
 
 #[test]
 fn what_cannot_be() {
     let folder = prepared();
     let refused = |settings: &[&str]| folder.refused(&[&["train", "run.yaml"], settings].concat(), 64);
-    assert_snapshot!(refused(&["use_peft=false"]), @"");
+    assert_snapshot!(refused(&["use_peft=false"]), @r"
+    error: weights in 4 bits cannot be trained themselves
+    hint: train adapters on them with `use_peft: true`, or train weights that are not quantised.
+    ");
     let dpo = ["algorithm=dpo", "precompute_ref_log_probs=true", "ref_model_name_or_path=base/model"];
-    assert_snapshot!(refused(&dpo), @"");
+    assert_snapshot!(refused(&dpo), @r"
+    error: `precompute_ref_log_probs` does not work with weights in 4 bits: a model would need them in another format
+    hint: remove it, or do not load models in 4 bits.
+    ");
     let offload = ["plan", "run.yaml", "--nproc", "2", "strategy=zero3", "offload_param=cpu"];
-    assert_snapshot!(folder.refused(&offload, 64), @"");
+    assert_snapshot!(folder.refused(&offload, 64), @r"
+    error: `offload_param` is not implemented for weights in 4 bits
+    hint: remove `offload_param`: 4-bit weights take an eighth of f32. `offload_optimizer` works.
+    ");
 }
 
 /// The memory of `lockstep plan` for one row of 2048 tokens on one GPU, in GiB.

@@ -167,7 +167,7 @@ impl Model<'_> {
         self.engine.shared.scale_offsets.of_tensor(weights, unit, index.expect("a segment of the unit"))
     }
 
-    /// Reads part of a 4-bit tensor, dequantised to the storage type. If `together`, ranks exchange what they hold;
+    /// Reads part of a 4-bit tensor, dequantised to the storage type. If `collective`, ranks exchange what they hold;
     /// otherwise this rank must hold all of it.
     pub(crate) fn read_quantised(
         &self,
@@ -175,14 +175,14 @@ impl Model<'_> {
         segment: &Segment,
         part: Range<usize>,
         out: &mut [f32],
-        together: bool,
+        collective: bool,
     ) -> Result<(), EngineError> {
         self.engine.synchronize()?;
         let first = part.start / 2 * 2;
         let codes =
-            self.bytes_of(unit, segment, ParamState::Codes, first / 2..part.end.div_ceil(2), together)?;
+            self.bytes_of(unit, segment, ParamState::Codes, first / 2..part.end.div_ceil(2), collective)?;
         let all = 0..entries(segment, ParamState::ScaleCodes).len();
-        let scale_codes = self.bytes_of(unit, segment, ParamState::ScaleCodes, all, together)?;
+        let scale_codes = self.bytes_of(unit, segment, ParamState::ScaleCodes, all, collective)?;
         let table = self.table_at(unit, segment).view(&self.engine.shared.memories);
         let mut absmax = vec![0f32; table.len()];
         table.read(&mut absmax)?;
@@ -201,7 +201,7 @@ impl Model<'_> {
         segment: &Segment,
         state: ParamState,
         part: Range<usize>,
-        together: bool,
+        collective: bool,
     ) -> Result<Vec<u8>, EngineError> {
         let own = self.owned_entries(unit, segment, state);
         let (start, end) = (own.start.max(part.start), own.end.min(part.end));
@@ -211,7 +211,7 @@ impl Model<'_> {
             at.view(&self.engine.shared.memories).read(&mut mine)?;
         }
         let bytes = match self.engine.plan().input.sharded_over(self.id, state) {
-            [axis] if together => {
+            [axis] if collective => {
                 let what = format!("reading {}", segment.name);
                 self.engine.all_gather_bytes_along(&what, *axis, &mine)?.concat()
             }

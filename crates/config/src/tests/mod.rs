@@ -7,6 +7,7 @@ mod algorithms;
 mod dialects;
 mod messages;
 mod never_panics;
+mod quantisation;
 mod reward_messages;
 
 use crate::{AlgorithmName, ConfigErrors, RewardFunctionConfig, RewardFunctionKind, RunConfig, Source, load};

@@ -104,6 +104,7 @@ fn the_host_reads_the_same_bits() {
         for (start, end) in [(0, elems), (2, 3), (62, 200), (1000, 5001), (4098, 4098)] {
             let mut got = vec![0f32; end - start];
             dequantise_on_host(dtype, &quantised.codes[start / 2..], &scales, start, &mut got);
+            let got: Vec<f64> = got.into_iter().map(f64::from).collect();
             assert_eq!(got, want[start..end], "{dtype} [{start}, {end})");
         }
     }

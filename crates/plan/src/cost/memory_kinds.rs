@@ -26,16 +26,13 @@ impl MemoryByKind {
     pub fn of(plan: &PlanData) -> MemoryByKind {
         let mut kinds = MemoryByKind { foreign: plan.input.needs.overhead_bytes, ..MemoryByKind::default() };
         for buffer in plan.buffers.iter().filter(|buffer| buffer.tier == MemoryTier::Device) {
-            match buffer.kind {
-                BufferKind::ParamState { state, .. } => match state {
-                    ParamState::Working
-                    | ParamState::Codes
-                    | ParamState::ScaleCodes
-                    | ParamState::ScaleTable => kinds.parameters += buffer.bytes(),
-                    ParamState::Grad => kinds.gradients += buffer.bytes(),
-                    ParamState::Master | ParamState::Optimizer(_) => kinds.optimizer += buffer.bytes(),
-                },
-                _ => {}
+            let BufferKind::ParamState { state, .. } = buffer.kind else { continue };
+            match state {
+                ParamState::Working | ParamState::Codes | ParamState::ScaleCodes | ParamState::ScaleTable => {
+                    kinds.parameters += buffer.bytes()
+                }
+                ParamState::Grad => kinds.gradients += buffer.bytes(),
+                ParamState::Master | ParamState::Optimizer(_) => kinds.optimizer += buffer.bytes(),
             }
         }
         let largest = plan.phases.iter().max_by_key(|phase| phase.memory.bytes);

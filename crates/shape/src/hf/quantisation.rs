@@ -5,11 +5,11 @@ use serde_json::Value;
 use crate::hf::keys::Keys;
 use crate::{Projection, ShapeError, WeightFormat};
 
-/// Keys with the only values that are supported, as JSON, besides null.
+/// Keys with the only values that are supported.
 const REQUIRED: [(&str, &str); 4] = [
-    ("quant_method", "\"bitsandbytes\""),
+    ("quant_method", "bitsandbytes"),
     ("load_in_4bit", "true"),
-    ("bnb_4bit_quant_type", "\"nf4\""),
+    ("bnb_4bit_quant_type", "nf4"),
     ("bnb_4bit_use_double_quant", "true"),
 ];
 
@@ -18,7 +18,7 @@ const OPTIONAL: [(&str, &str); 5] = [
     ("_load_in_4bit", "true"),
     ("load_in_8bit", "false"),
     ("_load_in_8bit", "false"),
-    ("bnb_4bit_quant_storage", "\"uint8\""),
+    ("bnb_4bit_quant_storage", "uint8"),
     ("llm_int8_has_fp16_weight", "false"),
 ];
 
@@ -36,14 +36,14 @@ pub(super) fn read(keys: &Keys) -> Result<WeightFormat, ShapeError> {
     };
     for (key, only) in REQUIRED {
         let value = config.get(key).ok_or_else(|| config.missing(key))?;
-        if value.to_string() != only {
+        if !is(value, only) {
             return Err(config.unsupported(key, value));
         }
     }
     for (key, value) in config.map.iter().filter(|(_, value)| !value.is_null()) {
         let known = REQUIRED.iter().chain(&OPTIONAL).find(|(name, _)| name == key);
         let is_fine = match known {
-            Some((_, only)) => value.to_string() == *only,
+            Some((_, only)) => is(value, only),
             None if key == SKIPPED => skips_no_projection(value),
             None => IGNORED.contains(&key.as_str()),
         };
@@ -52,6 +52,15 @@ pub(super) fn read(keys: &Keys) -> Result<WeightFormat, ShapeError> {
         }
     }
     Ok(WeightFormat::Nf4)
+}
+
+/// Whether a value is this word, or `true` or `false`.
+fn is(value: &Value, word: &str) -> bool {
+    match value {
+        Value::Bool(on) => word == if *on { "true" } else { "false" },
+        Value::String(text) => text == word,
+        _ => false,
+    }
 }
 
 /// bitsandbytes leaves a module as it is if its name contains one of these, or ends with it.
