@@ -293,10 +293,17 @@ impl TensorQuantiser<'_> {
     /// Quantises the next piece of the tensor. All but the last have a multiple of 64 elements.
     pub fn push(&mut self, piece: &[f32]) -> Result<(), EngineError> {
         assert!(self.next.is_multiple_of(nf4::BLOCK_ELEMS), "only the last piece may end in a block");
-        let Quantised { codes, scales } = nf4::quantise(self.model.engine.queue.pool(), piece);
-        self.scales.extend(scales);
-        self.model.write_codes(self.unit, &self.segment, self.next / 2, &codes)?;
-        self.next += piece.len();
+        let (start, end) = (self.next, self.next + piece.len());
+        let own = self.model.as_ref().owned_quantised(self.unit, &self.segment);
+        let pool = self.model.engine.queue.pool();
+        if start < own.end && own.start < end {
+            let Quantised { codes, scales } = nf4::quantise(pool, piece);
+            self.scales.extend(scales);
+            self.model.write_codes(self.unit, &self.segment, start / 2, &codes)?;
+        } else {
+            self.scales.extend(nf4::block_scales(pool, piece));
+        }
+        self.next = end;
         Ok(())
     }
 

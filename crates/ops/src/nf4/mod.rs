@@ -21,7 +21,7 @@ mod x86;
 use lockstep_core::DType;
 use lockstep_device::{Queue, View};
 
-pub use quantise::{Quantised, QuantisedScales, dequantise_on_host, quantise};
+pub use quantise::{Quantised, QuantisedScales, block_scales, dequantise_on_host, quantise};
 
 use crate::disjoint::assert_disjoint;
 

@@ -70,6 +70,30 @@ pub fn quantise(pool: &Pool, weights: &[f32]) -> Quantised {
     Quantised { codes, scales }
 }
 
+/// The scales of a tensor, as [`quantise`] computes them, without its codes.
+pub fn block_scales(pool: &Pool, weights: &[f32]) -> Vec<f32> {
+    let mut scales = vec![0.0; weights.len().div_ceil(BLOCK_ELEMS)];
+    let items: Vec<_> = (weights.chunks(BLOCKS_PER_ITEM * BLOCK_ELEMS))
+        .zip(scales.chunks_mut(BLOCKS_PER_ITEM))
+        .map(std::sync::Mutex::new)
+        .collect();
+    let isa = Isa::detect();
+    pool.run(items.len(), &|item, _| {
+        let mut item = items[item].lock().expect("an item is taken once");
+        let (weights, scales) = &mut *item;
+        isa.run(
+            #[inline(always)]
+            || {
+                for (weights, scale) in weights.chunks(BLOCK_ELEMS).zip(scales.iter_mut()) {
+                    *scale = absmax(weights);
+                }
+            },
+        );
+    });
+    drop(items);
+    scales
+}
+
 /// The codes of a block. Its numbers are multiplied by 1 / scale, as in bitsandbytes. A block of zeros has the code of
 /// zero, and a missing last element, too.
 #[inline(always)]

@@ -27,6 +27,7 @@ proptest! {
         let arena = TestArena::new(seed);
         let weights = weights(&arena, elems);
         let got = quantise(&Pool::new(2), &weights);
+        prop_assert_eq!(&block_scales(&Pool::new(2), &weights), &got.scales);
         for (i, weight) in weights.iter().enumerate() {
             let scale = got.scales[i / BLOCK_ELEMS];
             let block = &weights[i / BLOCK_ELEMS * BLOCK_ELEMS..];
