@@ -10,7 +10,7 @@ use crate::value;
 use crate::yaml::{self, Entry, Input, Node, Value};
 
 /// Settings that concern a single start of a run. They change whenever a run is resumed.
-const PER_START: [&str; 4] =
+pub(crate) const PER_START: [&str; 4] =
     ["resume_from_checkpoint", "overwrite_output_dir", "wall_clock_breakdown", "profile_steps"];
 
 /// Shown for a part of a map that has no value.

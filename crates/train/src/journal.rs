@@ -137,6 +137,11 @@ impl Journal {
         self.log.as_mut().map_or(Ok(()), |log| log.evaluation(record))
     }
 
+    /// Reports what the model has generated, to trackers that show texts.
+    pub(crate) fn samples(&mut self, step: u64, text: &str) {
+        self.trackers.text(step, "completions", text);
+    }
+
     pub(crate) fn event(&mut self, text: &str) -> Result<(), ObserveError> {
         self.log.as_mut().map_or(Ok(()), |log| log.event(text))
     }

@@ -60,6 +60,11 @@ pub(crate) trait Learner {
         Vec::new()
     }
 
+    /// What the model has generated since the last call, as Markdown for trackers.
+    fn samples(&mut self) -> Option<String> {
+        None
+    }
+
     /// Called after each step, with the number of completed steps.
     fn after_step(&mut self, _engine: &mut Engine, _step: u64) -> Result<(), TrainError> {
         Ok(())

@@ -313,7 +313,47 @@ impl MemoryProbe {
 
 #[cfg(test)]
 mod tests {
+    use lockstep_device::Queue;
+    use lockstep_device::cuda::CudaQueue;
+    use lockstep_device::cuda::fake::FakeGpu;
+    use lockstep_engine::{Measurement, Resources, UpdateRule, UpdateSettings};
+    use lockstep_shape::ModelShape;
+    use lockstep_testkit::{TestBatch, TestObjective, TestSetup, plan};
+
     use super::*;
+
+    #[test]
+    fn operations_on_a_gpu_are_measured_on_request() {
+        let (gpu, _fake) = FakeGpu::make(None);
+        let shape = ModelShape::named("tiny", 101).unwrap();
+        let plan = plan(&shape, &TestSetup { separate_memory: true, ..TestSetup::default() });
+        let resources = Resources::single_rank(&plan, Queue::Cuda(CudaQueue::new(gpu, 1).unwrap())).unwrap();
+        let mut engine = Engine::new(plan, resources).unwrap();
+        let rule = UpdateRule::AdamW { betas: (0.9, 0.95), eps: 1e-8 };
+        let updates = UpdateSettings { t: 1, lr: 1e-3, rule, weight_decay: 0.0, max_norm: Some(1.0) };
+        let step = |engine: &mut Engine| {
+            let mut window = TestObjective::new(vec![TestBatch::random(&[20, 3], 101, 1)]);
+            engine.model_mut(ModelId::FIRST).train_step(&mut window, &updates).unwrap();
+            engine.take_spans().unwrap().len()
+        };
+        assert!(!engine.measures_lanes());
+        assert_eq!(step(&mut engine), 0);
+        engine.measure(Measurement::Operations).unwrap();
+        assert!(engine.measures_lanes());
+        assert_eq!(step(&mut engine), 0);
+        engine.measure(Measurement::Timeline).unwrap();
+        assert_eq!(step(&mut engine), engine.plan().phases[0].schedule.ops.len());
+        // A GPU without sensors has costs, too.
+        let machine = Machine { device: Device::Cuda(gpu), num_threads: 1 };
+        let mut meter = StepMeter::new(&engine, machine, false, &[ModelId::FIRST]);
+        meter.begin(&engine);
+        meter.ready(&[]);
+        let numbers = meter.rank_numbers(&engine);
+        meter.exchanged(&[numbers.clone(), numbers]);
+        let cost = meter.cost(100, 0.5);
+        assert!(cost.get("memory_bytes").is_some() && cost.get("energy_joules").is_none(), "{cost:?}");
+        assert_eq!(cost.rank_busy_seconds.len(), 2);
+    }
 
     #[test]
     fn the_numbers_of_a_rank_survive_the_exchange() {

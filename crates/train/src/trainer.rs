@@ -168,6 +168,9 @@ impl Trainer<'_> {
         if shown {
             self.progress.step(&stepped.record);
         }
+        if let Some(samples) = self.learner.samples() {
+            self.log.samples(step, &samples);
+        }
         let breakdown = stepped.record.cost.breakdown(stepped.record.step_seconds);
         if let Some(breakdown) = breakdown.filter(|_| shown && self.state.config.output.wall_clock_breakdown)
         {

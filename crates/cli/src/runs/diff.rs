@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use lockstep_observe::RunFiles;
 
-use super::summary::{RunSummary, number, printable};
+use super::summary::{RunSummary, number, one_line, printable};
 use crate::report::{self, Failure};
 
 /// What is compared besides settings: the newest value, or a mean of the newest for what varies.
@@ -24,7 +24,7 @@ fn text(left: &RunSummary, right: &RunSummary) -> String {
     for key in keys {
         let [a, b] = both.map(|run| run.info.settings.get(key).map_or("(default)", String::as_str));
         if a != b {
-            rows.push([printable(key), printable(a), printable(b)]);
+            rows.push([printable(key), one_line(a), one_line(b)]);
         }
     }
     let settings = rows.len();

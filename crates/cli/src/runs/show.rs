@@ -6,7 +6,7 @@ use lockstep_core::Bytes;
 use lockstep_observe::{RunFiles, prometheus_text};
 use serde_json::{Map, Value, json};
 
-use super::summary::{RunSummary, number, printable};
+use super::summary::{RunSummary, number, one_line, printable};
 use crate::report::{self, Failure};
 
 pub(super) fn print(files: &RunFiles, as_json: bool, prometheus: bool) -> Result<(), Failure> {
@@ -47,11 +47,7 @@ fn text(run: &RunSummary) -> String {
         let ranks = if info.ranks == 1 { "1 rank".into() } else { format!("{} ranks", info.ranks) };
         let _ = writeln!(out, "started {} on {ranks}, {}", printable(&info.started), printable(&info.device));
     }
-    section(
-        &mut out,
-        "settings",
-        info.settings.iter().map(|(key, value)| (printable(key), printable(value))),
-    );
+    section(&mut out, "settings", info.settings.iter().map(|(key, value)| (printable(key), one_line(value))));
     let newest = |line: &lockstep_observe::MetricsLine| {
         let own = line.numbers.iter().filter(|(key, _)| !is_cost(key));
         own.map(|(key, value)| (printable(key), number(*value))).collect::<Vec<_>>()
@@ -64,7 +60,8 @@ fn text(run: &RunSummary) -> String {
         section(&mut out, &title, newest(line).into_iter());
     }
     let costs = run.keys().into_iter().filter(|key| is_cost(key));
-    let cost = |key: String| Some((key.clone(), cost_text(&key, run.recent(&key)?)));
+    let cost =
+        |key: String| Some((key.clone(), cost_text(&key, run.recent(&key)?, run.recent("step_seconds"))));
     section(&mut out, "costs, mean of the last tenth of the steps", costs.filter_map(cost));
     let planned = info.planned_memory_bytes.iter().filter(|(_, bytes)| **bytes > 0);
     section(
@@ -81,10 +78,19 @@ fn is_cost(key: &str) -> bool {
     is_time || key.ends_with("_bytes") || matches!(key, "tflops" | "mfu" | "power_watts" | "energy_joules")
 }
 
-fn cost_text(key: &str, value: f64) -> String {
+/// Seconds in milliseconds, with their share of the step.
+fn cost_text(key: &str, value: f64, step_seconds: Option<f64>) -> String {
     match key {
         _ if key.ends_with("_bytes") => Bytes(value as u64).to_string(),
-        _ if key.ends_with("_seconds") => format!("{value:.4}"),
+        "step_seconds" => format!("{:.3} ms", 1e3 * value),
+        _ if key.ends_with("_seconds") => {
+            let share = step_seconds.filter(|step| *step > 0.0).map(|step| 100.0 * value / step);
+            format!(
+                "{:.3} ms{}",
+                1e3 * value,
+                share.map_or_else(String::new, |share| format!("  {share:.1} %"))
+            )
+        }
         "mfu" => format!("{:.1} %", 100.0 * value),
         _ => number(value),
     }

@@ -40,11 +40,13 @@ impl RunSummary {
         self.last_step().map_or(0, |line| line.step)
     }
 
-    /// `finished`, `running` or `stopped`. A run that writes nothing for two minutes counts as stopped.
+    /// `finished`, `running` or `stopped`. A run that writes nothing for two minutes counts as stopped, unless it is not
+    /// known how many steps it should have.
     pub(super) fn state(&self) -> &'static str {
         match self.info.total_steps {
             total if total > 0 && self.steps() >= total => "finished",
             _ if self.last_written.is_some_and(|age| age < SILENT) => "running",
+            0 => "-",
             _ => "stopped",
         }
     }
@@ -76,12 +78,18 @@ pub(super) fn printable(text: &str) -> String {
         .collect()
 }
 
+/// The value of a setting on one line: a map with its parts separated by commas.
+pub(super) fn one_line(text: &str) -> String {
+    printable(&text.lines().map(str::trim).collect::<Vec<_>>().join(", "))
+}
+
 /// A number for a table.
 pub(super) fn number(value: f64) -> String {
     match value.abs() {
         0.0 => "0".into(),
         1e-2..1e7 if value.fract() == 0.0 => format!("{value:.0}"),
-        1e-2..1e7 => format!("{value:.4}"),
+        1e-2..1e3 => format!("{value:.4}"),
+        1e3..1e7 => format!("{value:.1}"),
         _ => format!("{value:.3e}"),
     }
 }

@@ -122,7 +122,7 @@ fn every_key_of_the_table_is_read() {
             assert!(
                 config.settings.contains_key(key.name)
                     || key.name.ends_with("dir")
-                    || key.name.starts_with("resume"),
+                    || crate::settings::PER_START.contains(&key.name),
                 "{}",
                 key.name
             );

@@ -533,8 +533,18 @@ fn tracker_not_implemented() {
 
 #[test]
 fn profiled_steps_are_a_range() {
-    insta::assert_snapshot!(refused("profile_steps: 12:10\n", &[]), @"");
-    insta::assert_snapshot!(refused("profile_steps: a few\n", &[]), @"");
+    insta::assert_snapshot!(refused("profile_steps: 12:10\n", &[]), @r"
+    run.yaml:3:16: `profile_steps` must be a range that begins at 1 or later and does not end before it begins, found 12:10
+      |
+    3 | profile_steps: 12:10
+      |                ^^^^^
+    ");
+    insta::assert_snapshot!(refused("profile_steps: a few\n", &[]), @r"
+    run.yaml:3:16: `profile_steps` expects a step, or the first and the last step as in `10:12`, found `a few`
+      |
+    3 | profile_steps: a few
+      |                ^^^^^
+    ");
 }
 
 #[test]

@@ -330,8 +330,8 @@ mod tests {
     #[test]
     fn a_log_begins_as_wandb_writes_it() {
         // The first bytes of an offline run that wandb 0.31 has written: the header of the file and the first record.
-        let recorded = "3a572642e1be00f0e96de44d00010801c20c0a0a086b74616a73777938aa013b0a390a2f302e33312e30 \
-             2b3135663863626335383164316335636663366533316636386234386264643133636563326464326312 \
+        let recorded = "3a572642e1be00f0e96de44d00010801c20c0a0a086b74616a73777938aa013b0a390a2f302e33312e30\
+             2b3135663863626335383164316335636663366533316636386234386264643133636563326464326312\
              06302e37302e30";
         let byte = |i: usize| u8::from_str_radix(&recorded[i..i + 2], 16).unwrap();
         let recorded: Vec<u8> = (0..recorded.len()).step_by(2).map(byte).collect();

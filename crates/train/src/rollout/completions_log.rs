@@ -66,6 +66,21 @@ impl CompletionsLog {
     }
 }
 
+/// Completions that trackers show of a rollout.
+const SAMPLES: usize = 4;
+
+/// The first completions as Markdown. Texts are indented blocks, so that no line of them is taken for markup.
+pub(crate) fn samples(completions: &[LoggedCompletion]) -> String {
+    let block = |text: &str| text.lines().map(|line| format!("    {line}\n")).collect::<String>();
+    let number = |value: Option<f64>| value.map_or_else(|| "-".into(), |value| format!("{value:.4}"));
+    let one = |one: &LoggedCompletion| {
+        let (prompt, completion) = (block(&one.prompt), block(&one.completion));
+        let (reward, advantage) = (number(one.reward), number(one.advantage));
+        format!("reward {reward}, advantage {advantage}\n\n{prompt}\n---\n\n{completion}")
+    };
+    completions.iter().take(SAMPLES).map(one).collect::<Vec<_>>().join("\n---\n\n")
+}
+
 /// The lines of a file whose step is at most `last`.
 fn kept_lines(path: &Path, last: u64) -> Vec<String> {
     let Ok(file) = File::open(path) else { return Vec::new() };
@@ -77,6 +92,23 @@ fn kept_lines(path: &Path, last: u64) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn samples_are_blocks() {
+        let completion = LoggedCompletion {
+            prompt: "2 + 2\n# not a title".into(),
+            completion: "<b>4</b>".into(),
+            rewards: vec![],
+            reward: Some(1.0),
+            advantage: None,
+            truncated: false,
+        };
+        let text = samples(&[completion]);
+        assert_eq!(
+            text,
+            "reward 1.0000, advantage -\n\n    2 + 2\n    # not a title\n\n---\n\n    <b>4</b>\n"
+        );
+    }
 
     fn completion(text: &str) -> LoggedCompletion {
         LoggedCompletion {

@@ -11,7 +11,7 @@ use lockstep_observe::{EvalRecord, NamedMetric};
 use lockstep_plan::{ModelId, ModelRole};
 
 use super::collect::Collector;
-use super::completions_log::CompletionsLog;
+use super::completions_log::{self, CompletionsLog};
 use super::prompts::rows_of;
 use super::schedule::RolloutSchedule;
 use super::sequence::{self, Sequence};
@@ -51,6 +51,8 @@ pub(crate) struct RolloutLearner<'a> {
     /// The seconds of the parts of a rollout that was made for the next step.
     seconds: Vec<NamedMetric>,
     notes: Vec<String>,
+    /// A few completions of a new rollout, for trackers.
+    samples: Option<String>,
 }
 
 impl<'a> RolloutLearner<'a> {
@@ -85,6 +87,7 @@ impl<'a> RolloutLearner<'a> {
             log: log.transpose()?,
             seconds: Vec::new(),
             notes: Vec::new(),
+            samples: None,
             collector: Collector::new(config, sources)?,
             config,
         })
@@ -107,6 +110,7 @@ impl<'a> RolloutLearner<'a> {
             let first = self.step == 0;
             self.notes.extend(self.collector.shown(&shown, first));
             log.append(self.step + 1, &shown)?;
+            self.samples = Some(completions_log::samples(&shown));
         }
         Ok(rollout)
     }
@@ -242,6 +246,10 @@ impl Learner for RolloutLearner<'_> {
 
     fn done(&mut self, _: StepWork, _: f64) -> Vec<String> {
         std::mem::take(&mut self.notes)
+    }
+
+    fn samples(&mut self) -> Option<String> {
+        self.samples.take()
     }
 
     fn after_step(&mut self, engine: &mut Engine, step: u64) -> Result<(), TrainError> {
