@@ -257,11 +257,14 @@ fn four_successors(documents: usize, seed: u64) -> TestBatch {
 #[test]
 fn adapters_of_full_rank_reach_full_training() {
     const STEPS: u64 = 400;
-    const OTHERS: &[&str] = &["*embed_tokens", "*norm", "*self_attn", "*gate_proj", "lm_head"];
+    const OTHERS: &[&str] = &["*embed_tokens", "*norm", "*self_attn", "*gate_proj"];
     let base = ModelShape { layers: 2, ..ModelShape::named("tiny", 101).unwrap() };
     let full_rank = base.dim.min(base.ffn);
     let mut adapted = with_lora(&base, &["up_proj", "down_proj"], full_rank, 0.0);
-    adapted.lora.as_mut().expect("just set").alpha = full_rank as f64;
+    let lora = adapted.lora.as_mut().expect("just set");
+    lora.alpha = full_rank as f64;
+    // The head's random weights are too small for certain answers, so it is trained in both.
+    lora.modules_to_save = vec!["lm_head".into()];
     let held_out = four_successors(8, 1);
     let trained = |shape: &ModelShape, frozen: &'static [&'static str], peak: f64| {
         let setup = TestSetup { frozen, evaluates: true, poison: false, ..TestSetup::default() };
@@ -280,7 +283,7 @@ fn adapters_of_full_rank_reach_full_training() {
         (before, loss(&mut engine))
     };
     let (before, full) = trained(&base, OTHERS, 1e-2);
-    let (same, lora) = trained(&adapted, &[], 1e-2);
+    let (same, lora) = trained(&adapted, &[], 2e-2);
     assert!(before == same && before > 4.0, "{before}, {same}");
     assert!(full < 2.0, "{full}: full training did not learn");
     assert!((lora / full - 1.0).abs() < 0.01, "adapters reach {lora}, full training {full}");
