@@ -1,6 +1,6 @@
-"""Write what the runs of `run.sh` share: a 90m LLaMA with random weights, and rows of tokens.
+"""Write what the runs of `run.sh` and `formats.sh` share: a 90m LLaMA with random weights, and rows of tokens.
 
-    python make.py FOLDER
+    python make.py FOLDER [ROWS]
 
 The tokens come from a small artificial language (a Markov chain over 256 words), so that there is something to learn.
 """
@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-VOCAB, WORDS, ROWS, LENGTH = 4096, 256, 400, 513
+VOCAB, WORDS, LENGTH = 4096, 256, 513
 
 
 def main():
-    folder = pathlib.Path(sys.argv[1])
+    folder, num_rows = pathlib.Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 400
     folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -37,7 +37,7 @@ def main():
     followers = random.integers(0, WORDS, (WORDS, 8))
     odds = random.dirichlet(np.full(8, 0.5), WORDS)
     with open(folder / "rows.jsonl", "w") as out:
-        for _ in range(ROWS):
+        for _ in range(num_rows):
             words = [int(random.integers(0, WORDS))]
             while len(words) < LENGTH:
                 words.append(int(random.choice(followers[words[-1]], p=odds[words[-1]])))
