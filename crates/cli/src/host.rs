@@ -9,9 +9,7 @@ use rustix::fs::{Access, access};
 
 /// The peak resident memory of this process, if `/proc` reports it.
 pub(crate) fn peak_memory() -> Option<Bytes> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let kib = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?.trim().strip_suffix("kB")?;
-    Some(Bytes(kib.trim().parse::<u64>().ok()? << 10))
+    lockstep_device::ProcessMemory::read().map(|memory| memory.peak)
 }
 
 /// The caches of the Hugging Face libraries on this machine, from the environment variables that they read.

@@ -1,10 +1,11 @@
 //! Sends rows to a server from a thread of its own, so that a slow or missing server never holds up a step.
 //!
 //! The queue is bounded: rows that find it full are dropped and counted. A request that fails is repeated, with growing
-//! pauses. The first failure is reported; then, if the server comes back, everything in the queue still arrives.
+//! pauses, and the first failure is reported: if the server comes back, everything in the queue still arrives. A server that
+//! refuses a request gets no more.
 
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::http::Failure;
@@ -40,9 +41,12 @@ enum Item {
 /// What the thread and the run share.
 #[derive(Default)]
 struct Status {
-    /// Reported to the user once.
-    warning: Option<String>,
-    warned: bool,
+    /// The first failure that may pass, until it is reported.
+    trouble: Option<String>,
+    /// A failure was reported, so that later ones are not.
+    reported: bool,
+    /// The failure that ended the thread.
+    refusal: Option<String>,
 }
 
 /// The run's end of the queue.
@@ -68,28 +72,43 @@ impl Background {
         Ok(Background { queue, ended, status, dropped: 0 })
     }
 
-    /// The first failure. Later ones are not reported.
-    fn check(&self) -> Result<(), TrackerError> {
-        let mut status = self.status.lock().unwrap_or_else(|e| e.into_inner());
-        match status.warning.take() {
-            Some(why) => Err(TrackerError::Server(why)),
-            None => Ok(()),
-        }
+    fn status(&self) -> MutexGuard<'_, Status> {
+        self.status.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The failure that ended the thread.
+    fn refusal(&self) -> Result<(), TrackerError> {
+        self.status().refusal.clone().map_or(Ok(()), |why| Err(TrackerError::Server(why)))
     }
 }
 
 impl Tracker for Background {
     fn row(&mut self, row: &Row) -> Result<(), TrackerError> {
-        if let Err(TrySendError::Full(_)) = self.queue.try_send(Item::Row(row.clone())) {
-            self.dropped += 1;
+        match self.queue.try_send(Item::Row(row.clone())) {
+            Ok(()) => Ok(()),
+            Err(TrySendError::Full(_)) => {
+                self.dropped += 1;
+                Ok(())
+            }
+            Err(TrySendError::Disconnected(_)) => self.refusal(),
         }
-        self.check()
+    }
+
+    fn warning(&mut self) -> Option<String> {
+        let mut status = self.status();
+        let trouble = status.trouble.take();
+        status.reported |= trouble.is_some();
+        trouble.map(|why| format!("{why}; up to {QUEUE_ROWS} rows wait for it"))
     }
 
     fn finish(&mut self, completed: bool) -> Result<(), TrackerError> {
         let _ = self.queue.try_send(Item::Finish { completed });
         let in_time = self.ended.recv_timeout(LAST_WAIT).is_ok();
-        self.check()?;
+        self.refusal()?;
+        let status = self.status();
+        if status.reported || status.trouble.is_some() {
+            return Ok(());
+        }
         match (in_time, self.dropped) {
             (false, _) => Err(TrackerError::Server("its server has not taken the last rows in time".into())),
             (true, 0) => Ok(()),
@@ -153,19 +172,83 @@ impl<S: Sender> SendLoop<S> {
             match request(&mut self.sender) {
                 Ok(()) => return true,
                 Err(failure) => {
-                    let is_final = matches!(failure, Failure::Refused { .. });
                     let mut status = self.status.lock().unwrap_or_else(|e| e.into_inner());
-                    if !status.warned {
-                        (status.warned, status.warning) = (true, Some(failure.to_string()));
-                    }
-                    drop(status);
-                    if is_final {
+                    let text = failure.to_string();
+                    if let Failure::Refused { .. } = failure {
+                        status.refusal = Some(text);
                         return false;
+                    }
+                    if !status.reported {
+                        status.trouble.get_or_insert(text);
                     }
                 }
             }
             std::thread::sleep(pause);
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    /// Fails with these failures, then passes rows on.
+    struct Flaky {
+        failures: Vec<Failure>,
+        arrived: mpsc::Sender<u64>,
+    }
+
+    impl Sender for Flaky {
+        fn send(&mut self, rows: &[Row]) -> Result<(), Failure> {
+            match self.failures.pop() {
+                Some(failure) => Err(failure),
+                None => {
+                    rows.iter().for_each(|row| self.arrived.send(row.step).unwrap());
+                    Ok(())
+                }
+            }
+        }
+    }
+
+    fn start(failures: Vec<Failure>) -> (Background, Receiver<u64>) {
+        let (arrived, rows) = mpsc::channel();
+        (Background::start("flaky", Flaky { failures, arrived }).unwrap(), rows)
+    }
+
+    fn row(step: u64) -> Row {
+        Row { step, at: SystemTime::now(), numbers: vec![] }
+    }
+
+    #[test]
+    fn rows_arrive_when_the_server_is_back() {
+        let busy = || Failure::Later("http://host is busy".into());
+        let (mut background, rows) = start(vec![busy(), busy()]);
+        (1..=3).for_each(|step| background.row(&row(step)).unwrap());
+        background.finish(true).unwrap();
+        assert_eq!(rows.try_iter().collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(background.warning().as_deref(), Some("http://host is busy; up to 1024 rows wait for it"));
+        assert_eq!(background.warning(), None, "one warning for two failures");
+    }
+
+    #[test]
+    fn a_server_that_refuses_gets_no_more() {
+        let answer = serde_json::Value::Null;
+        let refused =
+            Failure::Refused { status: 401, answer, text: "http://host answers with status 401".into() };
+        let (mut background, rows) = start(vec![refused]);
+        background.row(&row(1)).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let failed = loop {
+            if let Err(failed) = background.row(&row(2)) {
+                break failed;
+            }
+            assert!(Instant::now() < deadline, "the refusal is reported");
+            std::thread::sleep(Duration::from_millis(5));
+        };
+        assert_eq!(failed.to_string(), "http://host answers with status 401");
+        assert!(background.finish(true).is_err() && rows.try_iter().next().is_none());
     }
 }

@@ -82,6 +82,11 @@ pub(crate) trait Tracker: Send {
         Ok(())
     }
 
+    /// Something that the user should know, while the tracker still works.
+    fn warning(&mut self) -> Option<String> {
+        None
+    }
+
     /// Called where `metrics.jsonl` is synced.
     fn sync(&mut self) -> Result<(), TrackerError> {
         Ok(())
@@ -142,12 +147,20 @@ impl Trackers {
     /// Ends the run. Waits a few seconds at most for trackers on a network.
     pub fn finish(&mut self, completed: bool) {
         self.each(|tracker| tracker.finish(completed));
+        self.collect_warnings();
         self.active.clear();
     }
 
     /// The warnings since the last call: at most one for each tracker.
     pub fn take_warnings(&mut self) -> Vec<String> {
+        self.collect_warnings();
         std::mem::take(&mut self.warnings)
+    }
+
+    fn collect_warnings(&mut self) {
+        for (name, tracker) in &mut self.active {
+            self.warnings.extend(tracker.warning().map(|why| format!("{name}: {why}; the run continues")));
+        }
     }
 
     /// Calls each tracker, and removes those that fail.
