@@ -6,6 +6,28 @@ use super::{accepted, run};
 use crate::keys::KEYS;
 use crate::*;
 
+fn default_optim() -> OptimConfig {
+    OptimConfig {
+        optimizer: OptimizerName::AdamW,
+        state_dtype: StateDtype::F32,
+        master_weights: true,
+        gradient_dtype: lockstep_core::DType::F32,
+        momentum: 0.0,
+        nesterov: false,
+        freeze: vec![],
+        learning_rate: 5e-5,
+        lr_scaling: LrScaling::None,
+        adam_beta1: 0.9,
+        adam_beta2: 0.999,
+        adam_epsilon: 1e-8,
+        weight_decay: 0.0,
+        decay_norms_and_biases: false,
+        max_grad_norm: Some(1.0),
+        lr_scheduler_type: LrSchedulerType::Linear,
+        warmup: Warmup::Steps(0),
+    }
+}
+
 #[test]
 fn defaults_are_those_of_the_reference_page() {
     let config = run("model: 15m\noutput_dir: out\n", &[]).unwrap();
@@ -59,28 +81,7 @@ fn defaults_are_those_of_the_reference_page() {
             data_seed: 42,
         }
     );
-    assert_eq!(
-        config.optim,
-        OptimConfig {
-            optimizer: OptimizerName::AdamW,
-            state_dtype: StateDtype::F32,
-            master_weights: true,
-            gradient_dtype: lockstep_core::DType::F32,
-            momentum: 0.0,
-            nesterov: false,
-            freeze: vec![],
-            learning_rate: 5e-5,
-            lr_scaling: LrScaling::None,
-            adam_beta1: 0.9,
-            adam_beta2: 0.999,
-            adam_epsilon: 1e-8,
-            weight_decay: 0.0,
-            decay_norms_and_biases: false,
-            max_grad_norm: Some(1.0),
-            lr_scheduler_type: LrSchedulerType::Linear,
-            warmup: Warmup::Steps(0),
-        }
-    );
+    assert_eq!(config.optim, default_optim());
     assert_eq!(config.precision, Precision::F32);
     assert_eq!(config.plan.strategy, StrategyName::Ddp);
     assert_eq!(config.plan.recompute, Recompute::Selective);
