@@ -4,7 +4,7 @@ use insta::assert_snapshot;
 
 use crate::support::{Folder, rows};
 
-const RUN: &str = "\
+pub(crate) const RUN: &str = "\
 model_name_or_path: base/model
 use_peft: true
 lora_target_modules: all-linear
@@ -19,7 +19,7 @@ threads: 1
 ";
 
 /// A folder with data and a model.
-fn prepared() -> Folder {
+pub(crate) fn prepared() -> Folder {
     let folder = Folder::new(RUN);
     folder.write("data.jsonl", rows(64));
     let base =
@@ -29,7 +29,7 @@ fn prepared() -> Folder {
     folder
 }
 
-fn adapter(folder: &Folder, run: &str) -> Vec<u8> {
+pub(crate) fn adapter(folder: &Folder, run: &str) -> Vec<u8> {
     std::fs::read(folder.path(&format!("{run}/model/adapter_model.safetensors"))).unwrap()
 }
 

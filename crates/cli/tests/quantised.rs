@@ -5,36 +5,18 @@ use std::path::Path;
 use insta::assert_snapshot;
 use serde_json::Value;
 
-use crate::support::{Folder, rows};
+use crate::lora::{self, adapter};
+use crate::support::Folder;
 
-const RUN: &str = "\
-model_name_or_path: base/model
-use_peft: true
-load_in_4bit: true
-lora_target_modules: all-linear
-train_files: data.jsonl
-max_length: 64
-per_device_train_batch_size: 4
-max_steps: 4
-save_steps: 2
-learning_rate: 1e-2
-output_dir: out
-threads: 1
-";
-
-/// A folder with data and a model.
+/// As [`crate::lora::prepared`], in 4 bits.
 fn prepared() -> Folder {
-    let folder = Folder::new(RUN);
-    folder.write("data.jsonl", rows(64));
-    let base =
-        "model: tiny\ntrain_files: data.jsonl\nmax_length: 64\nmax_steps: 3\nthreads: 1\noutput_dir: base\n";
-    folder.write("base.yaml", base);
-    folder.succeeds(&["train", "base.yaml"]);
+    let folder = lora::prepared();
+    folder.write("run.yaml", run());
     folder
 }
 
-fn adapter(folder: &Folder, run: &str) -> Vec<u8> {
-    std::fs::read(folder.path(&format!("{run}/model/adapter_model.safetensors"))).unwrap()
+fn run() -> String {
+    format!("{}load_in_4bit: true\n", lora::RUN)
 }
 
 fn loss(folder: &Folder, model: &[&str], more: &[&str]) -> f64 {
@@ -93,7 +75,7 @@ fn a_resumed_run_has_the_same_adapter() {
 #[test]
 fn a_folder_of_bitsandbytes() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../goldens/bitsandbytes");
-    let folder = Folder::new(RUN);
+    let folder = Folder::new(&run());
     let ids: Vec<String> = (0..20).map(|i| (i * 7 % 101).to_string()).collect();
     folder.write("data.jsonl", format!("{{\"input_ids\": [{}]}}\n", ids.join(", ")).repeat(16));
     for name in ["config.json", "model.safetensors"] {

@@ -11,8 +11,8 @@ use lockstep_plan::{
 };
 use lockstep_shape::ModelShape;
 use lockstep_testkit::{
-    Case, CaseTraining, TestBatch, TestObjective, TestSetup, TrainingTrace, engine, pairwise_cases, plan,
-    run_case_with,
+    Case, CaseTraining, TestBatch, TestObjective, TestSetup, assert_same_as_plain_ddp, engine,
+    pairwise_cases, plan,
 };
 
 /// The cases that cover every pair of settings, with bf16 weights and one micro-batch, which some formats need.
@@ -23,47 +23,41 @@ fn cases() -> Vec<Case> {
     pairwise_cases().into_iter().map(bf16).filter(|case| seen.insert(case.to_string())).collect()
 }
 
-fn agrees_with_plain_ddp(trained: CaseTraining) {
-    let mut plain: Vec<(Case, TrainingTrace)> = Vec::new();
-    for case in cases() {
-        let base = case.baseline();
-        if !plain.iter().any(|(known, _)| *known == base) {
-            plain.push((base, run_case_with(&base, trained)));
-        }
-        let (_, want) = plain.iter().find(|(known, _)| *known == base).expect("just run");
-        assert!(run_case_with(&case, trained) == *want, "{case}: {trained:?} differs from plain ddp");
-    }
-}
-
 #[test]
 fn weights_without_masters_and_bf16_states() {
-    agrees_with_plain_ddp(CaseTraining {
-        masters: MasterFormat::None,
-        grad_dtype: DType::BF16,
-        states: StateFormat::Bf16,
-        ..CaseTraining::ADAMW
-    });
+    assert_same_as_plain_ddp(
+        cases(),
+        CaseTraining {
+            masters: MasterFormat::None,
+            grad_dtype: DType::BF16,
+            states: StateFormat::Bf16,
+            ..CaseTraining::ADAMW
+        },
+    );
 }
 
 #[test]
 fn eight_bit_states() {
-    agrees_with_plain_ddp(CaseTraining { states: StateFormat::Int8, ..CaseTraining::ADAMW });
+    assert_same_as_plain_ddp(cases(), CaseTraining { states: StateFormat::Int8, ..CaseTraining::ADAMW });
 }
 
 #[test]
 fn eight_bit_states_of_lion_without_masters_and_with_frozen_tensors() {
-    agrees_with_plain_ddp(CaseTraining {
-        rule: UpdateRule::Lion { betas: (0.9, 0.99) },
-        frozen: &["*norm", "model.layers.1.mlp"],
-        masters: MasterFormat::None,
-        grad_dtype: DType::BF16,
-        states: StateFormat::Int8,
-    });
+    assert_same_as_plain_ddp(
+        cases(),
+        CaseTraining {
+            rule: UpdateRule::Lion { betas: (0.9, 0.99) },
+            frozen: &["*norm", "model.layers.1.mlp"],
+            masters: MasterFormat::None,
+            grad_dtype: DType::BF16,
+            states: StateFormat::Int8,
+        },
+    );
 }
 
 #[test]
 fn bf16_gradients_with_masters() {
-    agrees_with_plain_ddp(CaseTraining { grad_dtype: DType::BF16, ..CaseTraining::ADAMW });
+    assert_same_as_plain_ddp(cases(), CaseTraining { grad_dtype: DType::BF16, ..CaseTraining::ADAMW });
 }
 
 const UPDATES: UpdateSettings = UpdateSettings {

@@ -5,8 +5,8 @@ use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
 use lockstep_plan::{MemoryTier, ModelId, ParamState};
 use lockstep_shape::ModelShape;
 use lockstep_testkit::{
-    Case, CaseTraining, TestBatch, TestObjective, TestSetup, TrainingTrace, engine, pairwise_cases,
-    run_case_with,
+    Case, CaseTraining, TestBatch, TestObjective, TestSetup, assert_same_as_plain_ddp, engine,
+    pairwise_cases, run_case_with,
 };
 
 const SGD: UpdateRule = UpdateRule::Sgd { momentum: 0.0, nesterov: false };
@@ -14,27 +14,14 @@ const MOMENTUM: UpdateRule = UpdateRule::Sgd { momentum: 0.9, nesterov: false };
 const NESTEROV: UpdateRule = UpdateRule::Sgd { momentum: 0.9, nesterov: true };
 const LION: UpdateRule = UpdateRule::Lion { betas: (0.9, 0.99) };
 
-/// Runs cases that cover every pair of settings, and compares each with plain ddp on its mesh.
-fn agrees_with_plain_ddp(trained: CaseTraining) {
-    let mut plain: Vec<(Case, TrainingTrace)> = Vec::new();
-    for case in pairwise_cases() {
-        let base = case.baseline();
-        if !plain.iter().any(|(known, _)| *known == base) {
-            plain.push((base, run_case_with(&base, trained)));
-        }
-        let (_, want) = plain.iter().find(|(known, _)| *known == base).expect("just run");
-        assert!(run_case_with(&case, trained) == *want, "{case}: {trained:?} differs from plain ddp");
-    }
-}
-
 #[test]
 fn sgd_has_the_same_bits_under_every_strategy() {
-    agrees_with_plain_ddp(CaseTraining { rule: NESTEROV, ..CaseTraining::ADAMW });
+    assert_same_as_plain_ddp(pairwise_cases(), CaseTraining { rule: NESTEROV, ..CaseTraining::ADAMW });
 }
 
 #[test]
 fn lion_has_the_same_bits_under_every_strategy() {
-    agrees_with_plain_ddp(CaseTraining { rule: LION, ..CaseTraining::ADAMW });
+    assert_same_as_plain_ddp(pairwise_cases(), CaseTraining { rule: LION, ..CaseTraining::ADAMW });
 }
 
 /// SGD without momentum has no optimizer states; it must still run with every offload setting.

@@ -206,7 +206,20 @@ pub fn run_case_with(case: &Case, trained: CaseTraining) -> TrainingTrace {
     run_case_of(&shape, case, trained)
 }
 
-/// The same for another model, with a vocabulary of 101 tokens.
+/// Runs cases, each of which must have the bits of plain ddp on its mesh.
+pub fn assert_same_as_plain_ddp(cases: impl IntoIterator<Item = Case>, trained: CaseTraining) {
+    let mut plain: Vec<(Case, TrainingTrace)> = Vec::new();
+    for case in cases {
+        let base = case.baseline();
+        if !plain.iter().any(|(known, _)| *known == base) {
+            plain.push((base, run_case_with(&base, trained)));
+        }
+        let (_, want) = plain.iter().find(|(known, _)| *known == base).expect("just run");
+        assert!(run_case_with(&case, trained) == *want, "{case}: {trained:?} differs from plain ddp");
+    }
+}
+
+/// As [`run_case_with`], for another model with a vocabulary of 101 tokens.
 pub fn run_case_of(shape: &ModelShape, case: &Case, trained: CaseTraining) -> TrainingTrace {
     run_case_from(shape, case, trained, &|_| {})
 }

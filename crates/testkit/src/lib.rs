@@ -11,8 +11,8 @@ mod test_objective;
 mod world;
 
 pub use cases::{
-    CarrierKind, Case, CaseTraining, all_cases, pairwise_cases, run_case, run_case_from, run_case_of,
-    run_case_with,
+    CarrierKind, Case, CaseTraining, all_cases, assert_same_as_plain_ddp, pairwise_cases, run_case,
+    run_case_from, run_case_of, run_case_with,
 };
 pub use golden::{Golden, golden_dir};
 pub use hub_stand_in::{HubStandIn, Misbehavior, SeenRequest};
