@@ -104,6 +104,20 @@ fn bf16_recompute_full_accumulation() {
     holds_what_was_planned(LARGER, &settings);
 }
 
+/// Formats of masters, gradients and optimizer states: each takes what is planned, and less than the one before.
+#[test]
+fn formats_of_states() {
+    let bf16 = "mixed_precision=bf16";
+    let lean = ["master_weights=none", "gradient_dtype=bf16", "optimizer_state_dtype=bf16"];
+    let planned = [
+        holds_what_was_planned(LARGER, &[bf16]),
+        holds_what_was_planned(LARGER, &[bf16, "gradient_dtype=bf16"]),
+        holds_what_was_planned(LARGER, &[&[bf16], &lean[..]].concat()),
+        holds_what_was_planned(LARGER, &[&[bf16], &lean[..2], &["optim=adamw_8bit"]].concat()),
+    ];
+    assert!(planned.is_sorted_by(|more, less| less < more), "{planned:?}");
+}
+
 #[test]
 fn from_a_model_folder() {
     let folder = Folder::new(LARGER);
