@@ -83,9 +83,34 @@ fn special(raw: &mut RawConfig<'_>, path: &str, entry: PeerEntry) {
             Some(false) => {}
             None => raw.wrong_type(&entry, "true or false"),
         },
+        "bf16.bf16_master_weights_and_grads" => {
+            if is_on(raw, &entry) {
+                raw.set_word("master_weights", &entry, "none");
+                raw.set_word("gradient_dtype", &entry, "bf16");
+            }
+        }
+        "bf16.bf16_optimizer_states" => {
+            if is_on(raw, &entry) {
+                raw.set_word("optimizer_state_dtype", &entry, "bf16");
+            }
+        }
+        "data_types.grad_accum_dtype" => match entry.node.text() {
+            Some("bf16") => raw.set_word("gradient_dtype", &entry, "bf16"),
+            Some("fp32" | "auto") => {}
+            _ => raw.refuse_value(&entry, "use `fp32`, or `bf16` with one micro-batch per step."),
+        },
         "tensorboard.output_path" => raw.set("logging_dir", &entry, entry.node.clone()),
         _ => switched(raw, path, &entry),
     }
+}
+
+/// Whether a switch is on.
+fn is_on(raw: &mut RawConfig<'_>, entry: &PeerEntry) -> bool {
+    let on = entry.node.bool();
+    if on.is_none() {
+        raw.wrong_type(entry, "true or false");
+    }
+    on == Some(true)
 }
 
 /// DeepSpeed's name of an optimizer. Its `Adam` decouples weight decay unless `adam_w_mode` is false.

@@ -66,14 +66,8 @@ pub(super) const ROWS: &[(&str, Rule)] = &[
     ("bf16.enabled", Part("bf16", "enabled")),
     ("bf16.check_grad_overflow", Inert("the norm of the gradients is always checked")),
     ("bf16.immediate_grad_update", Inert(PLANNED)),
-    (
-        "bf16.bf16_master_weights_and_grads",
-        Only(OFF, IS_OFF, "use `master_weights: none` and `gradient_dtype: bf16` in the YAML instead."),
-    ),
-    (
-        "bf16.bf16_optimizer_states",
-        Only(OFF, IS_OFF, "use `optimizer_state_dtype: bf16` in the YAML instead."),
-    ),
+    ("bf16.bf16_master_weights_and_grads", Special),
+    ("bf16.bf16_optimizer_states", Special),
     ("bfloat16.enabled", Part("bf16", "enabled")),
     ("amp.enabled", Only(OFF_OR_AUTO, IS_OFF, "use `fp16` or `bf16`; Apex is not needed.")),
     ("amp.opt_level", Inert("Apex is not used")),
@@ -85,14 +79,7 @@ pub(super) const ROWS: &[(&str, Rule)] = &[
         Only(&["fp32", "auto"], PLANNED, "remove it: the plan determines the data type of gradients."),
     ),
     ("seq_parallel_communication_data_type", Inert("sequences are not split over ranks")),
-    (
-        "data_types.grad_accum_dtype",
-        Only(
-            &["fp32", "auto"],
-            "gradients are summed in fp32",
-            "remove it: gradients are summed in fp32, and `gradient_dtype: bf16` in the YAML keeps the sum in bf16.",
-        ),
-    ),
+    ("data_types.grad_accum_dtype", Special),
     ("fp32_allreduce", Inert(PLANNED)),
     // ZeRO.
     ("zero_optimization.stage", Special),

@@ -302,12 +302,12 @@ fn precision() {
       |            ^^^^^^^^^
       hint: both set the precision; keep one.
     "#);
-    assert_snapshot!(deepspeed("{\"steps_per_print\": 1, \"bf16\": {\"enabled\": true, \"bf16_master_weights_and_grads\": true}}"), @r#"
-    ds.json:1:83: `bf16.bf16_master_weights_and_grads: true` is not implemented
+    assert_snapshot!(deepspeed("{\"steps_per_print\": 1, \"data_types\": {\"grad_accum_dtype\": \"fp16\"}}"), @r#"
+    ds.json:1:59: `data_types.grad_accum_dtype: fp16` is not implemented
       |
-    1 | {"steps_per_print": 1, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true}}
-      |                                                                                   ^^^^
-      hint: use `master_weights: none` and `gradient_dtype: bf16` in the YAML instead.
+    1 | {"steps_per_print": 1, "data_types": {"grad_accum_dtype": "fp16"}}
+      |                                                           ^^^^^^
+      hint: use `fp32`, or `bf16` with one micro-batch per step.
     "#);
     assert_snapshot!(deepspeed("{\"steps_per_print\": 1, \"amp\": {\"enabled\": true}}"), @r#"
     ds.json:1:43: `amp.enabled: true` is not implemented

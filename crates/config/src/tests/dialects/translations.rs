@@ -1,10 +1,12 @@
 //! What the keys of other trainers' files result in.
 
+use lockstep_core::DType;
+
 use super::accepted;
 use super::guide_configs::{DS_CONFIG, ZERO1, ds_config_for_less_memory, zero3};
 use crate::{
     FileRole, LaunchSettings, LossScaling, LrSchedulerType, NumProcesses, Offload, OptimizerName, Precision,
-    Recompute, StrategyName, Warmup, WarmupLrParams, WarmupType, recognize,
+    Recompute, StateDtype, StrategyName, Warmup, WarmupLrParams, WarmupType, recognize,
 };
 
 fn deepspeed(text: &str, overrides: &[&str]) -> crate::RunConfig {
@@ -26,6 +28,22 @@ fn deepspeed_monitors_are_trackers() {
     let output = deepspeed(text, &[]).output;
     assert!(output.trackers.is_empty() && output.wall_clock_breakdown);
     assert_eq!(deepspeed(text, &["report_to=csv"]).output.trackers, [Csv]);
+}
+
+#[test]
+fn deepspeeds_bf16_states() {
+    let optim = |text: &str| deepspeed(text, &[]).optim;
+    let all = optim(
+        r#"{"steps_per_print": 1, "bf16": {"enabled": true, "bf16_master_weights_and_grads": true, "bf16_optimizer_states": true}}"#,
+    );
+    assert_eq!((all.master_weights, all.gradient_dtype), (false, DType::BF16));
+    assert_eq!(all.state_dtype, StateDtype::Bf16);
+    let off = optim(
+        r#"{"steps_per_print": 1, "bf16": {"enabled": true, "bf16_master_weights_and_grads": false, "bf16_optimizer_states": false}}"#,
+    );
+    assert!(off.master_weights && off.state_dtype == StateDtype::F32 && off.gradient_dtype == DType::F32);
+    let summed = optim(r#"{"steps_per_print": 1, "data_types": {"grad_accum_dtype": "bf16"}}"#);
+    assert_eq!((summed.gradient_dtype, summed.master_weights), (DType::BF16, true));
 }
 
 #[test]
