@@ -27,6 +27,7 @@ mod run_task;
 mod step;
 mod task;
 mod transport;
+mod update_range;
 
 pub use collectives::Exchanged;
 pub use driver::{

@@ -16,7 +16,8 @@ use crate::engine::Shared;
 use crate::error::EngineError;
 use crate::lanes::ScheduleRun;
 use crate::step::StepState;
-use crate::task::{Gather, ParamAddresses, Reduce, StateAddress, Task, TensorRange, Update, UpdateRange};
+use crate::task::{Gather, Reduce, Task, Update};
+use crate::update_range::{ParamAddresses, StateAddress, TensorRange, UpdateRange};
 
 impl Shared {
     /// Runs the task of operation `i`.

@@ -1,15 +1,16 @@
 //! Turns each operation of a schedule into a task for this rank: addresses instead of buffer names.
 
-use lockstep_core::{ALIGN_ELEMS, Axis, Bytes, DType, Rank, padded_elems};
+use lockstep_core::{Axis, Bytes, DType, Rank, padded_elems};
 use lockstep_plan::{
-    Axes, BufferId, BufferKind, CopyEnd, CopyPayload, MasterFormat, MemoryTier, ModelPlan, Op, OpKind,
-    OptimizerSpec, OwnedPart, ParamState, Phase, ReduceInto, RunPlan, SpanId, SpanPart, StateFormat,
+    Axes, BufferId, BufferKind, CopyEnd, CopyPayload, MemoryTier, ModelPlan, Op, OpKind, OptimizerSpec,
+    OwnedPart, ParamState, Phase, ReduceInto, RunPlan, SpanId, SpanPart,
 };
 use lockstep_shape::{FlatParam, UnitShape};
 
 use crate::addresses::{
     Address, Addresses, BufferLookup, Location, ResidentAddress, UnitAddresses, UnitResidents,
 };
+use crate::update_range::{ParamAddresses, StateAddress, TensorRange, UpdateRange};
 
 /// An operation with resolved addresses.
 #[derive(Clone, Debug)]
@@ -80,89 +81,6 @@ pub(crate) struct Update {
     pub(crate) ranges: Vec<UpdateRange>,
     /// Copies after the update: updated parameters that live on NVMe.
     pub(crate) write_backs: Vec<(Location, Location)>,
-}
-
-/// A range of elements that all have weight decay, or all have none. With stochastic rounding they are of one tensor.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct UpdateRange {
-    pub(crate) params: ParamAddresses,
-    pub(crate) grad: Address,
-    /// As many as the optimizer has, then `None`.
-    pub(crate) states: [Option<StateAddress>; OptimizerSpec::MAX_STATES],
-    pub(crate) decays: bool,
-    /// Set if something is stored with stochastic rounding.
-    pub(crate) tensor: Option<TensorRange>,
-}
-
-/// Where the parameters of an update are, as [`lockstep_ops::optimizer::Params`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum ParamAddresses {
-    Master {
-        master: Address,
-        working: Option<Address>,
-    },
-    Split {
-        weight: Address,
-        remainder: Address,
-    },
-    /// The updated weights are then copied to `copy`, if the working copy is in another memory.
-    Stochastic {
-        weight: Address,
-        copy: Option<Address>,
-    },
-}
-
-/// Where an optimizer state is: its numbers or codes, and the scales of codes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct StateAddress {
-    pub(crate) values: Address,
-    pub(crate) scales: Option<Address>,
-}
-
-/// The tensor that a range lies in, and the index in it of the range's first element.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct TensorRange {
-    pub(crate) unit: u32,
-    pub(crate) segment: u32,
-    pub(crate) first_elem: usize,
-}
-
-impl ParamAddresses {
-    fn slice(&self, start: usize, elems: usize) -> ParamAddresses {
-        let part = |address: Address| address.slice(start, elems);
-        match *self {
-            ParamAddresses::Master { master, working } => {
-                ParamAddresses::Master { master: part(master), working: working.map(part) }
-            }
-            ParamAddresses::Split { weight, remainder } => {
-                ParamAddresses::Split { weight: part(weight), remainder: part(remainder) }
-            }
-            ParamAddresses::Stochastic { weight, copy } => {
-                ParamAddresses::Stochastic { weight: part(weight), copy: copy.map(part) }
-            }
-        }
-    }
-}
-
-impl StateAddress {
-    fn slice(&self, start: usize, elems: usize) -> StateAddress {
-        StateAddress {
-            values: self.values.slice(start, elems),
-            scales: self.scales.map(|scales| scales.slice(start / ALIGN_ELEMS, elems / ALIGN_ELEMS)),
-        }
-    }
-}
-
-impl UpdateRange {
-    fn slice(&self, start: usize, elems: usize, decays: bool, tensor: Option<TensorRange>) -> UpdateRange {
-        UpdateRange {
-            params: self.params.slice(start, elems),
-            grad: self.grad.slice(start, elems),
-            states: self.states.map(|state| state.map(|state| state.slice(start, elems))),
-            decays,
-            tensor,
-        }
-    }
 }
 
 /// The tasks of a phase, one for each operation.
@@ -443,10 +361,7 @@ impl TaskBuilder<'_> {
     /// The trained ranges of a unit that one call of the optimizer can update: start, end, whether they decay, and, if
     /// something is rounded stochastically, the tensor.
     fn uniform_ranges(&self, shape: &UnitShape) -> Vec<(usize, usize, bool, Option<u32>)> {
-        let input = &self.plan.input;
-        let rounds = input.masters == MasterFormat::None && input.storage == DType::BF16
-            || self.model().optimizer.format == StateFormat::Bf16;
-        if rounds {
+        if self.plan.input.rounds_stochastically(self.phase.model) {
             let tensors = (0..).zip(&shape.segments).filter(|(_, segment)| segment.is_trained());
             let end = |start: usize, elems: usize| start + padded_elems(elems);
             return tensors.map(|(i, s)| (s.start, end(s.start, s.elems()), s.decay, Some(i))).collect();

@@ -5,14 +5,14 @@ use std::collections::BTreeSet;
 
 use lockstep_config::StrategyName;
 use lockstep_core::{DType, Mesh};
-use lockstep_engine::{Engine, UpdateRule, UpdateSettings};
+use lockstep_engine::{UpdateRule, UpdateSettings};
 use lockstep_plan::{
     AccumulationOrder, BufferKind, MasterFormat, MemoryTier, ModelId, ParamState, StateFormat,
 };
 use lockstep_shape::ModelShape;
 use lockstep_testkit::{
     Case, CaseTraining, TestBatch, TestObjective, TestSetup, assert_same_as_plain_ddp, engine,
-    pairwise_cases, plan,
+    pairwise_cases, plan, read_state,
 };
 
 /// The cases that cover every pair of settings, with bf16 weights and one micro-batch, which some formats need.
@@ -70,19 +70,6 @@ const UPDATES: UpdateSettings = UpdateSettings {
 
 fn tiny() -> ModelShape {
     ModelShape { vocab: 101, layers: 2, ..ModelShape::named("tiny", 101).unwrap() }
-}
-
-fn read(engine: &Engine, state: ParamState) -> Vec<f32> {
-    let model = engine.model(ModelId::FIRST);
-    let mut all = Vec::new();
-    for (u, unit) in model.units().iter().enumerate() {
-        for segment in &unit.segments {
-            let mut values = vec![0f32; segment.elems()];
-            assert!(model.read(u, segment, state, 0..segment.elems(), &mut values).unwrap());
-            all.extend(values);
-        }
-    }
-    all
 }
 
 /// Bytes per parameter of a state, in each memory.
@@ -145,7 +132,7 @@ fn rounded_gradients_are_the_sums_rounded() {
         let mut engine = engine(&tiny(), &setup);
         let mut window = TestObjective::new(vec![TestBatch::random(&[20, 9], 101, 3)]);
         engine.model_mut(ModelId::FIRST).train_step(&mut window, &UPDATES).unwrap();
-        read(&engine, ParamState::Grad)
+        read_state(&engine, ParamState::Grad)
     };
     let [whole, rounded] = [DType::F32, DType::BF16].map(|dtype| gradients(dtype, Mesh::SINGLE));
     let nearest_even = |g: &f32| {

@@ -6,7 +6,7 @@ use lockstep_plan::{MemoryTier, ModelId, ParamState};
 use lockstep_shape::ModelShape;
 use lockstep_testkit::{
     Case, CaseTraining, TestBatch, TestObjective, TestSetup, assert_same_as_plain_ddp, engine,
-    pairwise_cases, run_case_with,
+    pairwise_cases, read_state, run_case_with,
 };
 
 const SGD: UpdateRule = UpdateRule::Sgd { momentum: 0.0, nesterov: false };
@@ -32,19 +32,6 @@ fn sgd_without_momentum_runs_with_every_offload() {
         let trained = CaseTraining { rule: SGD, ..CaseTraining::ADAMW };
         assert!(run_case_with(&case, trained) == run_case_with(&case.baseline(), trained), "{case}");
     }
-}
-
-fn read(engine: &Engine, state: ParamState) -> Vec<f32> {
-    let model = engine.model(ModelId::FIRST);
-    let mut all = Vec::new();
-    for (u, unit) in model.units().iter().enumerate() {
-        for segment in &unit.segments {
-            let mut values = vec![0f32; segment.elems()];
-            assert!(model.read(u, segment, state, 0..segment.elems(), &mut values).unwrap());
-            all.extend(values);
-        }
-    }
-    all
 }
 
 fn decays(engine: &Engine) -> Vec<bool> {
@@ -82,17 +69,20 @@ fn updates_follow_the_formula() {
             let decay = decays(&engine);
             let has_state = !rule.spec().states.is_empty();
             for t in 1..=4 {
-                let before = read(&engine, ParamState::Working);
+                let before = read_state(&engine, ParamState::Working);
                 let state = |engine: &Engine| match has_state {
-                    true => read(engine, ParamState::Optimizer(0)),
+                    true => read_state(engine, ParamState::Optimizer(0)),
                     false => vec![0.0; before.len()],
                 };
                 let m = state(&engine);
                 let updates = UpdateSettings { t, lr: 0.05, rule, weight_decay: 0.1, max_norm: None };
                 let mut window = TestObjective::new(vec![TestBatch::random(&[20, 9], 101, t)]);
                 engine.model_mut(ModelId::FIRST).train_step(&mut window, &updates).unwrap();
-                let (grad, after, next) =
-                    (read(&engine, ParamState::Grad), read(&engine, ParamState::Working), state(&engine));
+                let (grad, after, next) = (
+                    read_state(&engine, ParamState::Grad),
+                    read_state(&engine, ParamState::Working),
+                    state(&engine),
+                );
                 let mut undecided = 0;
                 for i in 0..before.len() {
                     let numbers = [before[i], grad[i], m[i]].map(f64::from);

@@ -8,7 +8,7 @@ use lockstep_shape::{
 
 use crate::buffer::{MemoryTier, ParamState};
 use crate::generation::GenerationBounds;
-use crate::optimizer::{MasterFormat, OptimizerSpec};
+use crate::optimizer::{MasterFormat, OptimizerSpec, StateFormat};
 use crate::quantised::{scale_table_elems, shard_of};
 use crate::schedule::ModelId;
 use crate::unit_layout::{Sizes, UnitLayout};
@@ -626,6 +626,12 @@ impl PlanInput {
             (DType::F32, _) => is_apart.then_some(DType::F32),
             _ => Some(DType::F32),
         }
+    }
+
+    /// Whether an update rounds stochastically, with random bits that depend on the tensor.
+    pub fn rounds_stochastically(&self, model: ModelId) -> bool {
+        let without_masters = self.masters == MasterFormat::None && self.storage == DType::BF16;
+        without_masters || self.model(model).optimizer.format == StateFormat::Bf16
     }
 
     /// Whether an update of a unit reads its working copy.

@@ -16,6 +16,6 @@ pub use cases::{
 };
 pub use golden::{Golden, golden_dir};
 pub use hub_stand_in::{HubStandIn, Misbehavior, SeenRequest};
-pub use setup::{TestSetup, engine, input, model, plan, settings};
+pub use setup::{TestSetup, engine, input, model, plan, read_state, settings};
 pub use test_objective::{TestBatch, TestObjective, score, score_with};
 pub use world::{BatchSource, TrainingTrace, run_in_world, run_plan_in_world, train_world};

@@ -7,8 +7,8 @@ use lockstep_engine::{Engine, Resources};
 use lockstep_model::KernelBackend;
 use lockstep_plan::{
     AccumulationOrder, BatchBounds, DeviceNeeds, GenerationBounds, KvPage, MasterFormat, MemoryTier, ModelId,
-    ModelPlan, ModelRole, ModelSettings, OptimizerSpec, Placements, PlanInput, RecomputePolicy, RunPlan,
-    build, strategy,
+    ModelPlan, ModelRole, ModelSettings, OptimizerSpec, ParamState, Placements, PlanInput, RecomputePolicy,
+    RunPlan, build, strategy,
 };
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
 
@@ -178,4 +178,19 @@ pub fn engine(shape: &ModelShape, setup: &TestSetup) -> Engine {
         engine.poison_buffers();
     }
     engine
+}
+
+/// A state of all tensors of the first model, one after the other, on a rank that holds all of it.
+pub fn read_state(engine: &Engine, state: ParamState) -> Vec<f32> {
+    let model = engine.model(ModelId::FIRST);
+    let mut all = Vec::new();
+    for (u, unit) in model.units().iter().enumerate() {
+        for segment in &unit.segments {
+            let mut values = vec![0f32; segment.elems()];
+            let read = model.read(u, segment, state, 0..segment.elems(), &mut values);
+            assert!(read.expect("nothing is on a disk"), "{} has no {state:?}", segment.name);
+            all.extend(values);
+        }
+    }
+    all
 }
