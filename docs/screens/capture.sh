@@ -13,7 +13,7 @@ trap 'tmux kill-session -t "$session" 2>/dev/null || true; rm -rf "$work"' EXIT
 capture() {
     local name=$1 columns=$2 seconds=$3 command=$4
     tmux new-session -d -s "$session" -x "$columns" -y 60 -c "$work" \
-        "env PATH=$bin:$PATH XDG_CACHE_HOME=.cache HF_HOME=.cache/huggingface PS1='$ ' TERM=tmux-256color bash --norc --noprofile"
+        "env PATH=$bin:$PATH XDG_CACHE_HOME=$work/.cache HF_HOME=.cache/huggingface PS1='$ ' TERM=tmux-256color bash --norc --noprofile"
     sleep 1
     # The mark ends a command; it is removed from the picture.
     tmux send-keys -t "$session" "clear; $command; tput setaf 0; echo '[ended]'" Enter
