@@ -2,6 +2,7 @@
 
 use std::net::TcpListener;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::{Duration, Instant};
 
 use insta::assert_snapshot;
@@ -11,7 +12,17 @@ use crate::support::{Folder, RUN, Ran, steady};
 pub(crate) const TOKEN: &str = "a token that is long enough to be one";
 
 pub(crate) fn free_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
+    free_ports().to_string()
+}
+
+/// A port that is free, like the one after it. It is below the range that the system gives to connections, so that no
+/// other test takes it before it is used.
+fn free_ports() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 10_000 + (std::process::id() % 10_000) as u16;
+    let is_free = |port: u16| TcpListener::bind(("127.0.0.1", port)).is_ok();
+    let mut candidates = std::iter::repeat_with(|| first + NEXT.fetch_add(2, Ordering::Relaxed) % 10_000);
+    candidates.find(|port| is_free(*port) && is_free(port + 1)).expect("there are free ports")
 }
 
 /// Replaces what differs between runs and hosts.
@@ -136,8 +147,8 @@ fn a_loop_in_a_shell() {
 #[test]
 fn variables_of_torchrun() {
     let folder = Folder::new(RUN);
-    let store = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = store.local_addr().unwrap().port().to_string();
+    let port = free_port();
+    let _store = TcpListener::bind(format!("127.0.0.1:{port}")).unwrap();
     let rank = |rank: &str, extra: &[&str]| {
         let mut command = folder.command(&[&["train", "run.yaml"], extra].concat());
         command.envs([("RANK", rank), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "2"), ("GROUP_RANK", "0")]);
