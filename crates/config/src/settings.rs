@@ -106,6 +106,7 @@ pub(crate) fn write_yaml(out: &mut String, depth: usize, key: &str, node: &Node)
 /// A value on one line of YAML.
 pub(crate) fn inline(node: &Node) -> String {
     match &node.value {
+        Value::Scalar { .. } if node.is_null() => "null".into(),
         Value::Scalar { text, plain } => scalar(text, *plain),
         Value::Seq(items) => format!("[{}]", items.iter().map(inline).collect::<Vec<_>>().join(", ")),
         Value::Map(entries) => {
@@ -180,7 +181,8 @@ mod tests {
     fn changed_keys_load_as_yaml() {
         let text = "model: {architectures: [LlamaForCausalLM], hidden_size: 32, rope_scaling: {factor: 2}}\n\
                     chat_template: \"{% for m in messages %}\\n{% endfor %}\"\nsave_strategy: \"no\"\nseed: 42\n\
-                    learning_rate: 1e-3\ntrain_files: ['a b.jsonl', data/*.jsonl]\nmax_steps: -1\n";
+                    learning_rate: 1e-3\ntrain_files: ['a b.jsonl', data/*.jsonl]\nmax_steps: -1\n\
+                    lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.1, min_lr: ~}\n";
         let load = |text: &str| load(Some(Source { name: "run.yaml", text }), &[]).unwrap();
         let first = load(text);
         let yaml: String = first.changed.iter().map(|(_, yaml)| yaml.as_str()).collect();
@@ -193,6 +195,10 @@ mod tests {
         train_files: ["a b.jsonl", "data/*.jsonl"]
         chat_template: "{% for m in messages %}\n{% endfor %}"
         learning_rate: 1e-3
+        lr_scheduler_type: cosine_with_min_lr
+        lr_scheduler_kwargs:
+          min_lr_rate: 0.1
+          min_lr: null
         save_strategy: "no"
         "#);
         let reparsed = load(&yaml);
