@@ -4,7 +4,7 @@ use lockstep_core::DType;
 
 use crate::call::{Call, CallKind};
 use crate::carrier::{BOUNCE_BYTES, Carrier};
-use crate::comm::Comm;
+use crate::carrier_comm::CarrierComm;
 use crate::error::CommError;
 use crate::group::Group;
 use crate::offers::Offers;
@@ -15,11 +15,8 @@ const HEADER_BYTES: usize = 8;
 /// Payload bytes of one round: a multiple of 64, so that records whose size is a power of two up to 64 are not split.
 pub const BYTES_PER_ROUND: usize = (BOUNCE_BYTES / 2 - HEADER_BYTES) / 64 * 64;
 
-impl Comm {
-    /// Gathers every member's byte string on every member. Lengths may differ. `each(member, bytes)` is called in
-    /// member order, for this rank too. Strings of up to [`BYTES_PER_ROUND`] arrive in one piece, longer ones in
-    /// several consecutive pieces.
-    pub fn all_gather_bytes(
+impl CarrierComm {
+    pub(crate) fn all_gather_bytes(
         &mut self,
         group: &Group,
         tag: u64,
@@ -54,7 +51,7 @@ impl Comm {
         bytes[..HEADER_BYTES].copy_from_slice(&(whole as u64).to_le_bytes());
         bytes[HEADER_BYTES..][..piece.len()].copy_from_slice(piece);
         bytes[HEADER_BYTES + piece.len()..].fill(0);
-        let call = Call { elems: round as u64, ..self.call(CallKind::Bytes, group, tag, [].into_iter()) };
+        let call = Call { elems: round as u64, ..Call::new(CallKind::Bytes, group, tag, [].into_iter()) };
         self.open(group, &call, &mut |_| Offers::from_views([out].into_iter()))?;
         let mut longest = whole as u64;
         for (m, peer) in group.members().iter().enumerate() {

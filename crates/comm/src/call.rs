@@ -5,6 +5,8 @@ use std::fmt;
 use lockstep_core::DType;
 use lockstep_device::View;
 
+use crate::group::Group;
+
 /// The kind of a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -43,6 +45,18 @@ pub(crate) type CallWords = [u64; 4];
 impl Call {
     /// The first tag of calls made by the host between steps; all tags below it belong to schedules.
     pub const HOST: u64 = 1 << 32;
+
+    /// A call with all members of a group. Its type is that of the first part.
+    pub(crate) fn new<'v>(
+        kind: CallKind,
+        group: &Group,
+        tag: u64,
+        parts: impl Iterator<Item = View<'v>> + Clone,
+    ) -> Call {
+        let dtype = parts.clone().next().map_or(DType::U32, |part| part.dtype());
+        let elems = parts.clone().map(|part| part.len() as u64).sum();
+        Call { kind, dtype, elems, tag, group: group.hash(), shape: shape_of(parts) }
+    }
 
     pub(crate) fn to_words(self) -> CallWords {
         let first = self.kind as u64 | (dtype_code(self.dtype) << 8) | (u64::from(self.shape) << 32);

@@ -1,17 +1,16 @@
-//! Collectives, implemented once on top of any carrier. Reductions are in `reduce.rs`, byte strings in `bytes.rs`.
+//! The collectives of a rank, over a carrier or by MPI.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use lockstep_core::{Bytes, DType, Rank};
-use lockstep_device::{Isa, Memory, Pool, View};
+use lockstep_core::Rank;
+use lockstep_device::View;
 
-use crate::call::{Call, CallKind, FNV_START, fnv, shape_of};
-use crate::carrier::{BOUNCE_BYTES, Carrier, MAX_OFFERS};
+use crate::carrier::Carrier;
+use crate::carrier_comm::CarrierComm;
 use crate::error::{Abort, CommError};
 use crate::group::Group;
-use crate::offers::Offers;
-use crate::traffic::{CountingCarrier, Traffic};
+use crate::mpi::MpiComm;
+use crate::traffic::Traffic;
 
 /// One part of an all-gather: this rank's shard, and the whole that all members' shards make up ([`Group::share`]).
 /// The shard may already lie inside the whole.
@@ -21,41 +20,49 @@ pub struct GatherPart<'m> {
     pub whole: View<'m>,
 }
 
-/// Pulls what one member offers.
-type PullFn<'a> = dyn FnMut(&mut dyn Carrier, usize, Rank) -> Result<(), CommError> + 'a;
-
 /// The collectives of one rank.
 ///
-/// All members of a group must make the same calls in the same order. Views that peers read must lie in memory
-/// registered with the carrier. Collectives do not allocate.
+/// All members of a group must make the same calls in the same order. Views must lie in the memory that the
+/// communicator was connected with. Over carriers, collectives do not allocate, and sums have the order of
+/// [`lockstep_core::fold`]; by MPI, they have the library's.
 pub struct Comm {
-    pub(crate) carrier: Box<dyn Carrier>,
-    /// Staging for byte strings: one half for outgoing bytes, one half for incoming bytes.
-    pub(crate) bounce: Arc<Memory>,
-    pub(crate) isa: Isa,
+    via: Via,
     note: String,
     traffic: Traffic,
 }
 
+enum Via {
+    Carrier(CarrierComm),
+    Mpi(Box<MpiComm>),
+}
+
 impl Comm {
     pub fn new(carrier: Box<dyn Carrier>) -> Comm {
-        let bounce = carrier.bounce().unwrap_or_else(|| {
-            let memory = Memory::allocate(Bytes(BOUNCE_BYTES as u64), &Pool::new(1));
-            Arc::new(memory.expect("128 KiB of host memory for small messages can be allocated"))
-        });
-        assert!(bounce.bytes().0 >= BOUNCE_BYTES as u64, "the carrier's bounce buffer is too small");
         let traffic = Traffic::default();
-        let carrier = Box::new(CountingCarrier { inner: carrier, traffic: traffic.clone() });
-        Comm { carrier, bounce, isa: Isa::detect(), note: String::new(), traffic }
+        let via = Via::Carrier(CarrierComm::new(carrier, traffic.clone()));
+        Comm { via, note: String::new(), traffic }
+    }
+
+    pub(crate) fn over_mpi(mpi: MpiComm) -> Comm {
+        let traffic = mpi.traffic().clone();
+        Comm { via: Via::Mpi(Box::new(mpi)), note: String::new(), traffic }
     }
 
     pub(crate) fn with_note(self, note: String) -> Comm {
         Comm { note, ..self }
     }
 
-    /// For the log: which carrier is in use, and why a faster one is not.
+    /// For the log: what carries the bytes, and why something faster does not.
     pub fn note(&self) -> &str {
         &self.note
+    }
+
+    /// The library whose order sums have. `None`: they have the order of [`lockstep_core::fold`].
+    pub fn library(&self) -> Option<&str> {
+        match &self.via {
+            Via::Carrier(_) => None,
+            Via::Mpi(mpi) => Some(mpi.library()),
+        }
     }
 
     /// The bytes that this rank's collectives have moved.
@@ -64,45 +71,59 @@ impl Comm {
     }
 
     pub fn rank(&self) -> Rank {
-        self.carrier.rank()
+        match &self.via {
+            Via::Carrier(comm) => comm.carrier.rank(),
+            Via::Mpi(mpi) => mpi.rank(),
+        }
     }
 
     pub fn world(&self) -> u32 {
-        self.carrier.world()
+        match &self.via {
+            Via::Carrier(comm) => comm.carrier.world(),
+            Via::Mpi(mpi) => mpi.world(),
+        }
     }
 
     /// The signal that ends every wait; any thread may raise it.
     pub fn abort(&self) -> Abort {
-        self.carrier.abort()
+        match &self.via {
+            Via::Carrier(comm) => comm.carrier.abort(),
+            Via::Mpi(mpi) => mpi.abort(),
+        }
     }
 
     /// Sets the limit for a single wait, starting with the next call.
     pub fn set_deadline(&mut self, deadline: Duration) {
-        self.carrier.set_deadline(deadline);
+        match &mut self.via {
+            Via::Carrier(comm) => comm.carrier.set_deadline(deadline),
+            Via::Mpi(mpi) => mpi.set_deadline(deadline),
+        }
+    }
+
+    /// Sets up what collectives of this group need. All ranks must call it with groups along the same axes, in the same
+    /// order, one communicator after the other. Without it, the first collective of a group does so, which is safe as
+    /// long as no other communicator is in use.
+    pub fn prepare(&mut self, group: &Group) -> Result<(), CommError> {
+        match &mut self.via {
+            Via::Carrier(_) => Ok(()),
+            Via::Mpi(mpi) => mpi.prepare(group),
+        }
     }
 
     /// Waits until every member has called it.
     pub fn barrier(&mut self, group: &Group, tag: u64) -> Result<(), CommError> {
-        let call = self.call(CallKind::Barrier, group, tag, [].into_iter());
-        self.exchange(group, &call, &mut |_| Offers::none(), &mut |_, _, _| Ok(()))
+        match &mut self.via {
+            Via::Carrier(comm) => comm.barrier(group, tag),
+            Via::Mpi(mpi) => mpi.barrier(group, tag),
+        }
     }
 
     /// Gathers every member's shards on every member.
     pub fn all_gather(&mut self, group: &Group, tag: u64, parts: &[GatherPart<'_>]) -> Result<(), CommError> {
-        for parts in parts.chunks(MAX_OFFERS) {
-            let call = self.call(CallKind::AllGather, group, tag, parts.iter().map(|p| p.whole));
-            let mut offer = |_| Offers::from_views(parts.iter().map(|p| p.own));
-            self.exchange(group, &call, &mut offer, &mut |carrier, m, peer| {
-                parts.iter().try_for_each(|part| carrier.pull(peer, share(group, part.whole, m)))
-            })?;
-            for part in parts {
-                let own_range = share(group, part.whole, group.me());
-                if own_range.as_ptr::<u8>() != part.own.as_ptr::<u8>() {
-                    own_range.copy_from_host(&part.own);
-                }
-            }
+        match &mut self.via {
+            Via::Carrier(comm) => comm.all_gather(group, tag, parts),
+            Via::Mpi(mpi) => mpi.all_gather(group, tag, parts),
         }
-        Ok(())
     }
 
     /// Copies the root's parts to every member, in place. `root` must be a member.
@@ -113,23 +134,10 @@ impl Comm {
         root: Rank,
         parts: &[View<'_>],
     ) -> Result<(), CommError> {
-        let from = member_idx(group, root);
-        for parts in parts.chunks(MAX_OFFERS) {
-            let call = self.call(CallKind::Broadcast, group, tag, parts.iter().copied());
-            // Every pair in a broadcast includes the root, so ranks that assume different roots fail to match.
-            let call = Call { group: fnv(call.group, u64::from(root.0)), ..call };
-            if group.me() == from {
-                self.exchange(
-                    group,
-                    &call,
-                    &mut |_| Offers::from_views(parts.iter().copied()),
-                    &mut |_, _, _| Ok(()),
-                )?;
-            } else {
-                self.recv_parts(root, &call, parts)?;
-            }
+        match &mut self.via {
+            Via::Carrier(comm) => comm.broadcast(group, tag, root, parts),
+            Via::Mpi(mpi) => mpi.broadcast(group, tag, root, parts),
         }
-        Ok(())
     }
 
     /// Gathers every member's view on the root. On the root, `into` has one view for each member, in member order;
@@ -142,112 +150,72 @@ impl Comm {
         mine: View<'_>,
         into: &[View<'_>],
     ) -> Result<(), CommError> {
-        let to = member_idx(group, root);
-        // Each pair agrees on its own transfer only: members do not know each other's lengths.
-        let call_for = |comm: &Comm, piece: View<'_>| {
-            let call = comm.call(CallKind::Gather, group, tag, [piece].into_iter());
-            Call { group: fnv(call.group, u64::from(root.0)), ..call }
-        };
-        if group.me() != to {
-            let call = call_for(self, mine);
-            return self.send_parts(root, &call, &[mine]);
+        match &mut self.via {
+            Via::Carrier(comm) => comm.gather(group, tag, root, mine, into),
+            Via::Mpi(mpi) => mpi.gather(group, tag, root, mine, into),
         }
-        assert_eq!(into.len(), group.len(), "the root needs one destination for each member");
-        for (m, peer) in others(group) {
-            self.carrier.post(peer, &call_for(self, into[m]), &[])?;
-        }
-        for (m, peer) in others(group) {
-            self.carrier.meet(peer, &call_for(self, into[m]))?;
-            self.carrier.pull(peer, into[m])?;
-            self.carrier.done(peer)?;
-        }
-        for (_, peer) in others(group) {
-            self.carrier.finish(peer)?;
-        }
-        if into[to].as_ptr::<u8>() != mine.as_ptr::<u8>() {
-            into[to].copy_from_host(&mine);
-        }
-        Ok(())
     }
 
     /// Sends parts to one rank, which receives them with [`Comm::recv`]. Returns once it has received them.
     pub fn send(&mut self, to: Rank, tag: u64, parts: &[View<'_>]) -> Result<(), CommError> {
-        let from = self.rank();
-        for parts in parts.chunks(MAX_OFFERS) {
-            self.send_parts(to, &message(from, to, tag, parts), parts)?;
+        match &mut self.via {
+            Via::Carrier(comm) => comm.send(to, tag, parts),
+            Via::Mpi(mpi) => mpi.send(to, tag, parts),
         }
-        Ok(())
     }
 
     /// Receives parts that another rank sends with [`Comm::send`].
     pub fn recv(&mut self, from: Rank, tag: u64, parts: &[View<'_>]) -> Result<(), CommError> {
-        let to = self.rank();
-        for parts in parts.chunks(MAX_OFFERS) {
-            self.recv_parts(from, &message(from, to, tag, parts), parts)?;
+        match &mut self.via {
+            Via::Carrier(comm) => comm.recv(from, tag, parts),
+            Via::Mpi(mpi) => mpi.recv(from, tag, parts),
         }
-        Ok(())
     }
 
-    // ---- calls with a single peer -------------------------------------------------------------------------
-
-    fn send_parts(&mut self, peer: Rank, call: &Call, parts: &[View<'_>]) -> Result<(), CommError> {
-        self.carrier.post(peer, call, parts)?;
-        self.carrier.meet(peer, call)?;
-        self.carrier.done(peer)?;
-        self.carrier.finish(peer)
-    }
-
-    fn recv_parts(&mut self, peer: Rank, call: &Call, parts: &[View<'_>]) -> Result<(), CommError> {
-        self.carrier.post(peer, call, &[])?;
-        self.carrier.meet(peer, call)?;
-        parts.iter().try_for_each(|part| self.carrier.pull(peer, *part))?;
-        self.carrier.done(peer)?;
-        self.carrier.finish(peer)
-    }
-
-    // ---- calls with every other member --------------------------------------------------------------------
-
-    pub(crate) fn call<'v>(
-        &self,
-        kind: CallKind,
+    /// Sums f32 parts over the members. Each member ends with the sum in its own share (by [`Group::share`]) of each
+    /// part; the other shares keep what they held. `scratch` has [`lockstep_core::fold::fold_scratch_elems`] elements.
+    pub fn reduce_scatter(
+        &mut self,
         group: &Group,
         tag: u64,
-        parts: impl Iterator<Item = View<'v>> + Clone,
-    ) -> Call {
-        let dtype = parts.clone().next().map_or(DType::U32, |part| part.dtype());
-        let elems = parts.clone().map(|part| part.len() as u64).sum();
-        Call { kind, dtype, elems, tag, group: group.hash(), shape: shape_of(parts) }
+        parts: &[View<'_>],
+        scratch: View<'_>,
+    ) -> Result<(), CommError> {
+        match &mut self.via {
+            Via::Carrier(comm) => comm.reduce_scatter(group, tag, parts, scratch),
+            Via::Mpi(mpi) => mpi.reduce_scatter(group, tag, parts),
+        }
     }
 
-    pub(crate) fn exchange<'m>(
+    /// Sums f32 parts over the members: every member ends with the whole sum in place. `scratch` as in
+    /// [`Comm::reduce_scatter`].
+    pub fn all_reduce(
         &mut self,
         group: &Group,
-        call: &Call,
-        offer: &mut dyn FnMut(usize) -> Offers<'m>,
-        pull: &mut PullFn<'_>,
+        tag: u64,
+        parts: &[View<'_>],
+        scratch: View<'_>,
     ) -> Result<(), CommError> {
-        self.open(group, call, offer)?;
-        for (m, peer) in others(group) {
-            pull(&mut *self.carrier, m, peer)?;
+        match &mut self.via {
+            Via::Carrier(comm) => comm.all_reduce(group, tag, parts, scratch),
+            Via::Mpi(mpi) => mpi.all_reduce(group, tag, parts),
         }
-        self.close(group)
     }
 
-    pub(crate) fn open<'m>(
+    /// Gathers every member's byte string on every member. Lengths may differ. `each(member, bytes)` is called in
+    /// member order, for this rank too. Strings of up to [`crate::BYTES_PER_ROUND`] arrive in one piece, longer ones in
+    /// one or several consecutive pieces.
+    pub fn all_gather_bytes(
         &mut self,
         group: &Group,
-        call: &Call,
-        offer: &mut dyn FnMut(usize) -> Offers<'m>,
+        tag: u64,
+        mine: &[u8],
+        each: &mut dyn FnMut(usize, &[u8]),
     ) -> Result<(), CommError> {
-        for (m, peer) in others(group) {
-            self.carrier.post(peer, call, offer(m).views())?;
+        match &mut self.via {
+            Via::Carrier(comm) => comm.all_gather_bytes(group, tag, mine, each),
+            Via::Mpi(mpi) => mpi.all_gather_bytes(group, tag, mine, each),
         }
-        others(group).try_for_each(|(_, peer)| self.carrier.meet(peer, call))
-    }
-
-    pub(crate) fn close(&mut self, group: &Group) -> Result<(), CommError> {
-        others(group).try_for_each(|(_, peer)| self.carrier.done(peer))?;
-        others(group).try_for_each(|(_, peer)| self.carrier.finish(peer))
     }
 }
 
@@ -268,19 +236,6 @@ pub(crate) fn share<'m>(group: &Group, part: View<'m>, m: usize) -> View<'m> {
     part.slice(range.start, range.elems())
 }
 
-fn member_idx(group: &Group, root: Rank) -> usize {
+pub(crate) fn member_idx(group: &Group, root: Rank) -> usize {
     group.member_idx(root).unwrap_or_else(|| panic!("{root} is not a member of this collective"))
-}
-
-/// The call of a point-to-point message. Its `group` hash encodes the direction, so that two ranks that both send to
-/// each other fail to match.
-fn message(from: Rank, to: Rank, tag: u64, parts: &[View<'_>]) -> Call {
-    Call {
-        kind: CallKind::Message,
-        dtype: parts[0].dtype(),
-        elems: parts.iter().map(|part| part.len() as u64).sum(),
-        tag,
-        group: fnv(fnv(FNV_START, u64::from(from.0)), u64::from(to.0)),
-        shape: shape_of(parts.iter().copied()),
-    }
 }

@@ -46,6 +46,18 @@ pub enum CommError {
     /// A collective on the GPU did not complete before the deadline.
     #[error("{rank} timed out: {call} did not complete on its GPU within {:.1} s", waited.as_secs_f64())]
     Stalled { rank: Rank, call: String, waited: Duration },
+    /// MPI reported an error.
+    #[error("MPI failed on {rank} in {call}: {text}")]
+    Mpi {
+        rank: Rank,
+        call: String,
+        text: String,
+        /// Ranks disagree on the size of a message.
+        is_mismatch: bool,
+    },
+    /// A collective by MPI did not complete before the deadline.
+    #[error("{rank} timed out: {call} did not complete by MPI within {:.1} s", waited.as_secs_f64())]
+    MpiTimedOut { rank: Rank, call: String, waited: Duration },
     /// The GPU itself failed.
     #[error("the GPU of {rank} failed in {call}: {cause}")]
     Gpu { rank: Rank, call: String, cause: GpuError },
@@ -61,12 +73,15 @@ impl CommError {
 impl Fault for CommError {
     fn class(&self) -> FaultClass {
         match self {
-            CommError::Mismatch { .. } | CommError::TimedOut { .. } | CommError::Stalled { .. } => {
-                FaultClass::Desync
-            }
+            CommError::Mismatch { .. }
+            | CommError::TimedOut { .. }
+            | CommError::Stalled { .. }
+            | CommError::MpiTimedOut { .. }
+            | CommError::Mpi { is_mismatch: true, .. } => FaultClass::Desync,
             CommError::Lost { .. }
             | CommError::Aborted { .. }
             | CommError::InvalidData { .. }
+            | CommError::Mpi { .. }
             | CommError::Nccl { by_peer: true, .. } => FaultClass::PeerFailed,
             CommError::Setup { .. } | CommError::Nccl { .. } => FaultClass::Unavailable,
             CommError::Gpu { cause, .. } => cause.class(),
@@ -99,6 +114,16 @@ impl Fault for CommError {
             CommError::Nccl { .. } | CommError::Setup { what: "NCCL", .. } => Some(
                 "Set NCCL_DEBUG=INFO to see what NCCL tried, and run `lockstep doctor` to see which libraries were \
                  found where. NCCL_SOCKET_IFNAME selects the network interface between ranks."
+                    .into(),
+            ),
+            CommError::Mpi { .. } | CommError::MpiTimedOut { .. } => Some(
+                "Look for errors of the other ranks in the log: one of them may have ended, or be slower than the \
+                 deadline allows."
+                    .into(),
+            ),
+            CommError::Setup { what: "MPI", .. } => Some(
+                "Install an MPI with the standard ABI of MPI 5 (MPICH 5, Open MPI 6, or the Python package `mpich`), \
+                 and set LOCKSTEP_MPI_DIR to the folder of libmpi_abi.so.1. `carrier: tcp` needs no MPI."
                     .into(),
             ),
             CommError::Gpu { cause, .. } => cause.hint(),

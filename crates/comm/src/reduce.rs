@@ -3,9 +3,10 @@
 use lockstep_core::fold::FOLD_CHUNK;
 use lockstep_device::View;
 
-use crate::call::CallKind;
+use crate::call::{Call, CallKind};
 use crate::carrier::MAX_OFFERS;
-use crate::comm::{Comm, GatherPart, share};
+use crate::carrier_comm::CarrierComm;
+use crate::comm::{GatherPart, share};
 use crate::error::CommError;
 use crate::fold::{Target, fold};
 use crate::group::Group;
@@ -15,11 +16,8 @@ use crate::offers::Offers;
 /// traffic and more additions. This pays off because a carrier sends the header and this little data together.
 const DIRECT_ELEMS: usize = 1 << 10;
 
-impl Comm {
-    /// Sums f32 parts over the members, in the order of [`lockstep_core::fold`]. Each member ends with the
-    /// sum in its own share (by [`Group::share`]) of each part; the other shares keep what they held.
-    /// `scratch` has [`lockstep_core::fold::fold_scratch_elems`] elements.
-    pub fn reduce_scatter(
+impl CarrierComm {
+    pub(crate) fn reduce_scatter(
         &mut self,
         group: &Group,
         tag: u64,
@@ -30,7 +28,7 @@ impl Comm {
             return Ok(());
         }
         for parts in parts.chunks(MAX_OFFERS) {
-            let call = self.call(CallKind::ReduceScatter, group, tag, parts.iter().copied());
+            let call = Call::new(CallKind::ReduceScatter, group, tag, parts.iter().copied());
             self.open(group, &call, &mut |m| {
                 Offers::from_views(parts.iter().map(|part| share(group, *part, m)))
             })?;
@@ -46,9 +44,7 @@ impl Comm {
         Ok(())
     }
 
-    /// Sums f32 parts over the members: every member ends with the whole sum in place.
-    /// `scratch` as in [`Comm::reduce_scatter`].
-    pub fn all_reduce(
+    pub(crate) fn all_reduce(
         &mut self,
         group: &Group,
         tag: u64,
@@ -83,7 +79,7 @@ impl Comm {
         parts: &[View<'_>],
         scratch: View<'_>,
     ) -> Result<(), CommError> {
-        let call = self.call(CallKind::AllReduce, group, tag, parts.iter().copied());
+        let call = Call::new(CallKind::AllReduce, group, tag, parts.iter().copied());
         self.open(group, &call, &mut |_| Offers::from_views(parts.iter().copied()))?;
         let mut at = 0;
         for part in parts {

@@ -15,9 +15,16 @@ use super::error::GpuError;
 #[derive(Clone, Debug, Default)]
 pub struct LibrarySearch {
     pub folders: Vec<PathBuf>,
+    /// Whether the system's own folders are left out.
+    pub only_folders: bool,
 }
 
 impl LibrarySearch {
+    /// This folder and no other.
+    pub fn only(folder: PathBuf) -> LibrarySearch {
+        LibrarySearch { folders: vec![folder], only_folders: true }
+    }
+
     /// The folders in which CUDA toolkits and Python packages keep libraries. `toolkits` and `pythons` are the roots
     /// that the environment names for each kind.
     pub fn around(toolkits: &[PathBuf], pythons: &[PathBuf]) -> LibrarySearch {
@@ -35,7 +42,7 @@ impl LibrarySearch {
             }
         }
         folders.retain(|folder| folder.is_dir());
-        LibrarySearch { folders }
+        LibrarySearch { folders, only_folders: false }
     }
 }
 
@@ -56,12 +63,13 @@ pub struct LoadedLibrary {
 /// Loads the first of `names` that can be loaded.
 pub fn open(what: &'static str, names: &[&str], search: &LibrarySearch) -> Result<LoadedLibrary, GpuError> {
     let in_folders = search.folders.iter().flat_map(|folder| names.iter().map(move |name| folder.join(name)));
-    let candidates: Vec<PathBuf> =
-        in_folders.filter(|path| path.exists()).chain(names.iter().map(PathBuf::from)).collect();
-    let mut why = String::new();
+    let by_system = names.iter().filter(|_| !search.only_folders).map(PathBuf::from);
+    let candidates: Vec<PathBuf> = in_folders.filter(|path| path.exists()).chain(by_system).collect();
+    let folders: Vec<String> = search.folders.iter().map(|folder| folder.display().to_string()).collect();
+    let mut why = format!("there is none in {}", folders.join(", "));
     for path in &candidates {
-        // SAFETY: loading runs the library's initializers. These are NVIDIA's own libraries, identified by file name;
-        // anyone who can replace those files could replace this program as well.
+        // SAFETY: loading runs the library's initializers. These are NVIDIA's or an MPI's own libraries, identified
+        // by file name; anyone who can replace those files could replace this program as well.
         match unsafe { Library::new(path) } {
             Ok(library) => return Ok(LoadedLibrary { library, path: mapped_path(path) }),
             // The system's own message is the source of libloading's.
