@@ -40,7 +40,12 @@ impl CarrierComm {
         self.exchange(group, &call, &mut |_| Offers::none(), &mut |_, _, _| Ok(()))
     }
 
-    pub(crate) fn all_gather(&mut self, group: &Group, tag: u64, parts: &[GatherPart<'_>]) -> Result<(), CommError> {
+    pub(crate) fn all_gather(
+        &mut self,
+        group: &Group,
+        tag: u64,
+        parts: &[GatherPart<'_>],
+    ) -> Result<(), CommError> {
         for parts in parts.chunks(MAX_OFFERS) {
             let call = Call::new(CallKind::AllGather, group, tag, parts.iter().map(|p| p.whole));
             let mut offer = |_| Offers::from_views(parts.iter().map(|p| p.own));

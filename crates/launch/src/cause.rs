@@ -93,6 +93,28 @@ pub(crate) fn cause(ended: &[EndedRank], abort: Option<&Abort>) -> RankFailure {
     }
 }
 
+/// Like [`cause`], of ranks that mpiexec has started: `ended` is mpiexec, whose exit code may be that of any rank, with
+/// the first error of the ranks on its host.
+pub(crate) fn cause_of_mpiexec(ended: &[EndedRank], abort: Option<&Abort>) -> RankFailure {
+    let note = ended.iter().find_map(|e| e.note.as_ref());
+    if let Some(abort) = abort {
+        let hint = note.filter(|note| abort.text.contains(&note.error)).and_then(|note| note.hint.clone());
+        let hint = hint.or_else(|| abort.kind.hint().map(Into::into));
+        return RankFailure { text: abort.text.clone(), hint, code: abort.exit_code() };
+    }
+    let code = ended.first().map_or(RANK_FAILED, |e| exit_code(e.exit));
+    if let Some(note) = note {
+        let code = note.cause_code.unwrap_or(code);
+        return RankFailure { text: note.error.clone(), hint: note.hint.clone(), code };
+    }
+    let text = match ended.first().map(|e| e.exit) {
+        Some(Exit::Code(code)) => format!("mpiexec ended with exit code {code} before all ranks had joined"),
+        Some(Exit::Signal(signal)) => format!("mpiexec was killed by {}", signal_name(signal)),
+        None => "mpiexec could not be killed".into(),
+    };
+    RankFailure { text, hint: Some("Its own messages above say more.".into()), code }
+}
+
 /// The first failure that is neither the consequence of another rank's failure nor of the launcher's signal.
 pub(crate) fn own_failure(ended: &[EndedRank]) -> Option<RankFailure> {
     let is_consequence = |e: &EndedRank| e.note.as_ref().is_some_and(|note| note.cause_code.is_some());

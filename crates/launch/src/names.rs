@@ -60,3 +60,29 @@ pub const NCCL_HOSTID: &str = "NCCL_HOSTID";
 pub const NCCL_SOCKET_IFNAME: &str = "NCCL_SOCKET_IFNAME";
 /// `1` stops NCCL from using InfiniBand. Set together with [`NCCL_HOSTID`] on a single node.
 pub const NCCL_IB_DISABLE: &str = "NCCL_IB_DISABLE";
+/// This rank and the number of ranks, as MPICH's mpiexec and Slurm's pmi2 set them. Read.
+pub const PMI_RANK: &str = "PMI_RANK";
+/// See [`PMI_RANK`].
+pub const PMI_SIZE: &str = "PMI_SIZE";
+/// The position among the ranks of this host, and their number, as MPICH's mpiexec sets them. Read.
+pub const MPI_LOCALRANKID: &str = "MPI_LOCALRANKID";
+/// See [`MPI_LOCALRANKID`].
+pub const MPI_LOCALNRANKS: &str = "MPI_LOCALNRANKS";
+/// This rank, as launchers with PMIx set it. Read.
+pub const PMIX_RANK: &str = "PMIX_RANK";
+/// This rank, the number of ranks, and the same on this host, as Open MPI's mpiexec sets them. Read.
+pub const OMPI_COMM_WORLD_RANK: &str = "OMPI_COMM_WORLD_RANK";
+/// See [`OMPI_COMM_WORLD_RANK`].
+pub const OMPI_COMM_WORLD_SIZE: &str = "OMPI_COMM_WORLD_SIZE";
+/// See [`OMPI_COMM_WORLD_RANK`].
+pub const OMPI_COMM_WORLD_LOCAL_RANK: &str = "OMPI_COMM_WORLD_LOCAL_RANK";
+/// See [`OMPI_COMM_WORLD_RANK`].
+pub const OMPI_COMM_WORLD_LOCAL_SIZE: &str = "OMPI_COMM_WORLD_LOCAL_SIZE";
+/// The number of ranks that srun has started. Read if [`PMIX_RANK`] or [`PMI_RANK`] is set.
+pub const SLURM_STEP_NUM_TASKS: &str = "SLURM_STEP_NUM_TASKS";
+/// The number of ranks on each host of srun's step, such as `4(x2)`. Read if [`PMIX_RANK`] or [`PMI_RANK`] is set.
+pub const SLURM_STEP_TASKS_PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
+/// The position among srun's ranks of this host. Read if [`PMIX_RANK`] or [`PMI_RANK`] is set.
+pub const SLURM_LOCALID: &str = "SLURM_LOCALID";
+/// The folder of the MPI library, and of no other. Read.
+pub const MPI_DIR: &str = "LOCKSTEP_MPI_DIR";

@@ -11,10 +11,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::abort::Member;
 use crate::error::LaunchError;
 use crate::host::host_name;
-use crate::names::{ERROR_FILE, JOIN_TIMEOUT, LAUNCH_ID, LAUNCHER_PID, TORCHELASTIC_USE_AGENT_STORE};
+use crate::names::{
+    ERROR_FILE, JOIN_TIMEOUT, LAUNCH_ID, LAUNCHER_PID, MASTER_ADDR, PORT, RANK, RESTART, SERVER,
+    TORCHELASTIC_USE_AGENT_STORE, WORLD_SIZE,
+};
 use crate::relay::{Pipe, Stream};
 use crate::stop_policy::Exit;
-use crate::supervise::{Supervisor, Tee};
+use crate::supervise::{MpiExec, Supervisor, Tee};
 use crate::token::{Token, nonce};
 use crate::world::World;
 
@@ -61,7 +64,7 @@ fn sweep(root: &Path) {
     }
 }
 
-/// A rank, as a child process of this launcher.
+/// A rank, or mpiexec with all ranks, as a child process of this launcher.
 pub(crate) struct RankProcess {
     pub(crate) member: Member,
     pub(crate) pipes: Vec<Pipe>,
@@ -84,13 +87,20 @@ impl RankProcess {
         // Rank 0 inherits the terminal, so that its progress bar works.
         let direct = world.rank == 0 && shown && job.tee.is_none();
         let stdio = || if direct { Stdio::inherit() } else { Stdio::piped() };
-        let mut command = Command::new(&job.program);
+        let mut command = match &job.mpiexec {
+            None => {
+                let mut command = Command::new(&job.program);
+                command
+                    .envs(job.variables.get(world.local_rank as usize).into_iter().flatten().cloned())
+                    .envs(world.variables())
+                    .env(LAUNCHER_PID, std::process::id().to_string());
+                command
+            }
+            Some(mpiexec) => through_mpiexec(mpiexec, job, world),
+        };
         command
             .args(&job.args)
-            .envs(job.variables.get(world.local_rank as usize).into_iter().flatten().cloned())
-            .envs(world.variables())
             .envs(token.map(Token::variable))
-            .env(LAUNCHER_PID, std::process::id().to_string())
             .env(LAUNCH_ID, scratch.launch_id())
             .env(ERROR_FILE, &error_file)
             .env(JOIN_TIMEOUT, job.join_timeout.as_secs_f64().to_string())
@@ -99,8 +109,8 @@ impl RankProcess {
             .stdout(stdio())
             .stderr(stdio());
         let spawned = command.spawn();
-        let mut child =
-            spawned.map_err(|cause| LaunchError::Spawn { program: job.program.clone(), cause })?;
+        let program = || PathBuf::from(command.get_program());
+        let mut child = spawned.map_err(|cause| LaunchError::Spawn { program: program(), cause })?;
         let member = Member {
             rank: world.rank,
             node: world.node,
@@ -155,6 +165,18 @@ impl RankProcess {
             let _ = kill_process(Pid::from_child(&self.child), signal);
         }
     }
+}
+
+/// A command that starts all ranks, up to the arguments of their program. mpiexec tells each rank which one it is.
+fn through_mpiexec(mpiexec: &MpiExec, job: &Supervisor, world: &World) -> Command {
+    let mut command = Command::new(&mpiexec.program);
+    command.args(["-n", &world.world_size.to_string()]).args(&mpiexec.args).arg(&job.program);
+    let of_all = |name: &str| [MASTER_ADDR, PORT, SERVER, RESTART].contains(&name);
+    command.envs(world.variables().into_iter().filter(|(name, _)| of_all(name)));
+    for name in [RANK, WORLD_SIZE, LAUNCHER_PID] {
+        command.env_remove(name);
+    }
+    command
 }
 
 fn copy(tee: Option<&Tee>, rank: u32, stream: Stream) -> Result<Option<File>, LaunchError> {

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::cause::{EndedRank, ErrorNote, RankFailure, STOPPED, cause, not_saved, own_failure};
+use crate::cause::{
+    EndedRank, ErrorNote, RankFailure, STOPPED, cause, cause_of_mpiexec, not_saved, own_failure,
+};
 use crate::error::LaunchError;
 use crate::relay::Console;
 use crate::serve::{RendezvousOutcome, RunningServer, ServerOptions, open, serve};
@@ -51,6 +53,16 @@ pub struct Supervisor {
     pub shown: Option<Vec<u32>>,
     /// Additional environment variables, indexed by local rank. The list may be shorter than the number of ranks.
     pub variables: Vec<Vec<(String, String)>>,
+    /// Starts the ranks of all nodes, instead of this launcher those of its own node. They share one error file.
+    pub mpiexec: Option<MpiExec>,
+}
+
+/// MPI's launcher.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MpiExec {
+    pub program: PathBuf,
+    /// Its arguments besides the number of ranks.
+    pub args: Vec<OsString>,
 }
 
 /// Which output of ranks is copied to files in `dir`.
@@ -198,7 +210,9 @@ impl Attempt<'_> {
         }
         let ending = match (ending, server) {
             (Ending::Failed(failure), _) => Ending::Failed(failure),
-            (ending, Some(server)) if self.job.nodes > 1 => self.wait_for_other_nodes(server, ending),
+            (ending, Some(server)) if self.job.nodes > 1 && self.job.mpiexec.is_none() => {
+                self.wait_for_other_nodes(server, ending)
+            }
             (ending, _) => ending,
         };
         Ok((ending, policy.stop_requested()))
@@ -225,7 +239,7 @@ impl Attempt<'_> {
     }
 
     fn ending(&self, policy: &StopPolicy, ended: &[EndedRank], server: Option<&RunningServer>) -> Ending {
-        let all = self.job.local_world_size as usize;
+        let all = self.num_processes() as usize;
         let done = ended.len() == all && ended.iter().all(|e| e.exit.is_success());
         match policy.signal() {
             // The run completed its last step before it stopped, or a rank failed to save and reported why.
@@ -241,7 +255,11 @@ impl Attempt<'_> {
             Some(RendezvousOutcome::Failed(abort)) => Some(abort),
             _ => None,
         };
-        match cause(ended, abort.as_ref()) {
+        let cause = match &self.job.mpiexec {
+            None => cause(ended, abort.as_ref()),
+            Some(_) => cause_of_mpiexec(ended, abort.as_ref()),
+        };
+        match cause {
             // A rank on another node was asked to stop.
             failure if failure.code == STOPPED => Ending::Signalled(STOP),
             failure => Ending::Failed(failure),
@@ -263,10 +281,15 @@ impl Attempt<'_> {
         serve(listener, options).map(Some)
     }
 
+    /// The processes that this launcher starts: the ranks of its node, or mpiexec.
+    fn num_processes(&self) -> u32 {
+        if self.job.mpiexec.is_some() { 1 } else { self.job.local_world_size }
+    }
+
     fn start(&self) -> Result<Vec<RankProcess>, LaunchError> {
         let Supervisor { nodes, node, local_world_size, .. } = *self.job;
         let mut ranks = Vec::new();
-        for local_rank in 0..local_world_size {
+        for local_rank in 0..self.num_processes() {
             let world = World {
                 rank: node * local_world_size + local_rank,
                 world_size: nodes * local_world_size,
@@ -277,6 +300,7 @@ impl Attempt<'_> {
                 port: self.port,
                 server: RendezvousHost::Launcher,
                 restart: self.number,
+                by_mpi: false,
             };
             match RankProcess::start(self.job, &world, Some(self.token), self.scratch) {
                 Ok(rank) => ranks.push(rank),

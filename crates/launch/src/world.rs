@@ -2,9 +2,10 @@
 //!
 //! torchrun, `torch.distributed.launch`, the DeepSpeed launcher, a shell loop and our own launcher all set the same
 //! variables. Variables that a shell loop leaves out are derived if there is only one possible value. Contradictions
-//! are errors that name the variables.
+//! are errors that name the variables. Where none of them is set, those of MPI launchers are read ([`MpiRanks`]).
 
 use crate::error::LaunchError;
+use crate::mpi_ranks::MpiRanks;
 use crate::names::*;
 
 /// The process that runs the rendezvous server.
@@ -24,12 +25,14 @@ pub struct World {
     pub local_rank: u32,
     pub local_world_size: u32,
     pub node: u32,
-    /// The host of the rendezvous.
+    /// The host of the rendezvous. Empty if ranks of several hosts have to find it through MPI.
     pub master_addr: String,
     pub port: u16,
     pub server: RendezvousHost,
     /// How many times the ranks have been restarted.
     pub restart: u32,
+    /// Whether an MPI launcher (mpiexec, srun) started the ranks.
+    pub by_mpi: bool,
 }
 
 /// An upper limit on the number of ranks, to catch typing errors.
@@ -48,21 +51,13 @@ impl World {
         let get = |name: &'static str| get(name).filter(|value| !value.is_empty());
         let number = |name: &'static str| read_number(name, get(name));
         let (rank, world_size) = match (number(RANK)?, number(WORLD_SIZE)?) {
-            (None, None) => return Ok(None),
+            (None, None) => return read_mpi(&get),
             (None, Some(1)) => (0, 1),
             (Some(rank), Some(size)) => (rank, size),
             (Some(rank), None) => return Err(missing(WORLD_SIZE, format!("{RANK} is {rank}"))),
             (None, Some(size)) => return Err(missing(RANK, format!("{WORLD_SIZE} is {size}"))),
         };
-        if world_size == 0 || world_size > MAX_RANKS {
-            let want = "expected a number of ranks from 1 to 65536";
-            return Err(LaunchError::Variable { name: WORLD_SIZE, value: world_size.to_string(), want });
-        }
-        if rank >= world_size {
-            return Err(conflict(format!(
-                "{RANK} is {rank}, but {WORLD_SIZE} is {world_size} and ranks count from 0"
-            )));
-        }
+        check_rank(rank, world_size, [RANK, WORLD_SIZE])?;
         let addr = get(MASTER_ADDR);
         let here = addr.as_deref().is_none_or(is_loopback);
         let local_world_size = match number(LOCAL_WORLD_SIZE)? {
@@ -103,23 +98,19 @@ impl World {
             )));
         }
         let one_host = world_size == local_world_size;
+        // On one host, use loopback: the host's name may resolve to any address.
+        let master_addr = addr.filter(|_| !one_host).unwrap_or_else(|| LOOPBACK.into());
         Ok(Some(World {
             rank,
             world_size,
             local_rank,
             local_world_size,
             node,
-            // On one host, use loopback: the host's name may resolve to any address.
-            master_addr: if one_host { LOOPBACK.into() } else { addr.unwrap_or_else(|| LOOPBACK.into()) },
+            master_addr,
             port: port(&get)?,
-            server: match get(SERVER).as_deref() {
-                Some("launcher") => RendezvousHost::Launcher,
-                _ => RendezvousHost::RankZero,
-            },
-            restart: match number(RESTART)? {
-                Some(count) => count,
-                None => number(TORCHELASTIC_RESTART_COUNT)?.unwrap_or(0),
-            },
+            server: server(&get),
+            restart: restart(&get)?,
+            by_mpi: false,
         }))
     }
 
@@ -144,6 +135,55 @@ impl World {
     }
 }
 
+/// The world of ranks that an MPI launcher has started. `None` if it has started one, or none.
+fn read_mpi(get: &dyn Fn(&'static str) -> Option<String>) -> Result<Option<World>, LaunchError> {
+    let Some(ranks) = MpiRanks::read(get)?.filter(|ranks| ranks.world_size > 1) else { return Ok(None) };
+    let MpiRanks { rank, world_size, local_rank, local_world_size } = ranks;
+    let one_host = world_size == local_world_size;
+    Ok(Some(World {
+        rank,
+        world_size,
+        local_rank,
+        local_world_size,
+        node: rank / local_world_size,
+        // Empty: the ranks find rank 0 through MPI.
+        master_addr: if one_host { LOOPBACK.into() } else { get(MASTER_ADDR).unwrap_or_default() },
+        port: port(get)?,
+        server: server(get),
+        restart: restart(get)?,
+        by_mpi: true,
+    }))
+}
+
+fn server(get: &dyn Fn(&'static str) -> Option<String>) -> RendezvousHost {
+    match get(SERVER).as_deref() {
+        Some("launcher") => RendezvousHost::Launcher,
+        _ => RendezvousHost::RankZero,
+    }
+}
+
+fn restart(get: &dyn Fn(&'static str) -> Option<String>) -> Result<u32, LaunchError> {
+    Ok(match read_number(RESTART, get(RESTART))? {
+        Some(count) => count,
+        None => read_number(TORCHELASTIC_RESTART_COUNT, get(TORCHELASTIC_RESTART_COUNT))?.unwrap_or(0),
+    })
+}
+
+/// Checks a rank against the number of ranks, which the variables `names` hold.
+pub(crate) fn check_rank(rank: u32, world_size: u32, names: [&'static str; 2]) -> Result<(), LaunchError> {
+    let [of_rank, of_size] = names;
+    if world_size == 0 || world_size > MAX_RANKS {
+        let want = "expected a number of ranks from 1 to 65536";
+        return Err(LaunchError::Variable { name: of_size, value: world_size.to_string(), want });
+    }
+    if rank >= world_size {
+        return Err(conflict(format!(
+            "{of_rank} is {rank}, but {of_size} is {world_size} and ranks count from 0"
+        )));
+    }
+    Ok(())
+}
+
 fn port(get: &dyn Fn(&'static str) -> Option<String>) -> Result<u16, LaunchError> {
     let read = |name: &'static str| match get(name) {
         None => Ok(None),
@@ -164,7 +204,7 @@ fn port(get: &dyn Fn(&'static str) -> Option<String>) -> Result<u16, LaunchError
     port.checked_add(1).ok_or(LaunchError::Variable { name: MASTER_PORT, value: port.to_string(), want })
 }
 
-fn read_number(name: &'static str, value: Option<String>) -> Result<Option<u32>, LaunchError> {
+pub(crate) fn read_number(name: &'static str, value: Option<String>) -> Result<Option<u32>, LaunchError> {
     let Some(value) = value else { return Ok(None) };
     match value.trim().parse() {
         Ok(number) => Ok(Some(number)),
@@ -176,11 +216,11 @@ pub(crate) fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-fn missing(name: &'static str, because: String) -> LaunchError {
+pub(crate) fn missing(name: &'static str, because: String) -> LaunchError {
     LaunchError::VariableMissing { name, because }
 }
 
-fn conflict(text: String) -> LaunchError {
+pub(crate) fn conflict(text: String) -> LaunchError {
     LaunchError::VariableConflict { text }
 }
 

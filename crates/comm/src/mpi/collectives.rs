@@ -125,12 +125,7 @@ impl MpiComm {
         self.wait(group, &call, 0)
     }
 
-    pub(crate) fn send(
-        &mut self,
-        to: Rank,
-        tag: u64,
-        parts: &[View<'_>],
-    ) -> Result<(), CommError> {
+    pub(crate) fn send(&mut self, to: Rank, tag: u64, parts: &[View<'_>]) -> Result<(), CommError> {
         let call = Call::new(CallKind::Message, &self.everyone, tag, parts.iter().copied());
         for part in parts {
             self.start_send(self.base.0, part, (to.0 as usize, MESSAGE));
@@ -138,12 +133,7 @@ impl MpiComm {
         self.wait(&self.everyone, &call, 0)
     }
 
-    pub(crate) fn recv(
-        &mut self,
-        from: Rank,
-        tag: u64,
-        parts: &[View<'_>],
-    ) -> Result<(), CommError> {
+    pub(crate) fn recv(&mut self, from: Rank, tag: u64, parts: &[View<'_>]) -> Result<(), CommError> {
         let call = Call::new(CallKind::Message, &self.everyone, tag, parts.iter().copied());
         for part in parts {
             self.start_receive(self.base.0, part, (from.0 as usize, MESSAGE));

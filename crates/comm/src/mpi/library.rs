@@ -61,7 +61,8 @@ impl Mpi {
 
 fn load(search: &LibrarySearch) -> Result<Mpi, CommError> {
     let setup = |why: String| CommError::Setup { what: "MPI", why };
-    let library = open("a library with MPI's standard ABI", &NAMES, search).map_err(|e| setup(e.to_string()))?;
+    let library =
+        open("a library with MPI's standard ABI", &NAMES, search).map_err(|e| setup(e.to_string()))?;
     let table = MpiTable::load(library).map_err(|e| setup(e.to_string()))?;
     let (mut major, mut minor) = (0, 0);
     // SAFETY: the standard allows this call before MPI is initialised; it writes two numbers.

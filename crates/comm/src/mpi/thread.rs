@@ -25,13 +25,38 @@ const FINALIZE_LIMIT: Duration = Duration::from_secs(10);
 #[derive(Clone, Copy)]
 pub(super) enum Operation {
     Barrier,
-    Broadcast { data: *mut c_void, bytes: Count, root: c_int },
+    Broadcast {
+        data: *mut c_void,
+        bytes: Count,
+        root: c_int,
+    },
     /// This rank's part is in its place.
-    AllGather { to: *mut c_void, counts: *const Count, starts: *const Displacement },
-    ReduceScatter { from: *const c_void, to: *mut c_void, counts: *const Count },
-    AllReduce { data: *mut c_void, elems: Count },
-    Send { data: *const c_void, bytes: Count, to: c_int, tag: c_int },
-    Receive { data: *mut c_void, bytes: Count, from: c_int, tag: c_int },
+    AllGather {
+        to: *mut c_void,
+        counts: *const Count,
+        starts: *const Displacement,
+    },
+    ReduceScatter {
+        from: *const c_void,
+        to: *mut c_void,
+        counts: *const Count,
+    },
+    AllReduce {
+        data: *mut c_void,
+        elems: Count,
+    },
+    Send {
+        data: *const c_void,
+        bytes: Count,
+        to: c_int,
+        tag: c_int,
+    },
+    Receive {
+        data: *mut c_void,
+        bytes: Count,
+        from: c_int,
+        tag: c_int,
+    },
 }
 
 /// The limits of a caller's waits.
@@ -80,7 +105,11 @@ impl Completion {
 }
 
 enum Job {
-    Start { comm: Handle, operation: Operation, done: Arc<Completion> },
+    Start {
+        comm: Handle,
+        operation: Operation,
+        done: Arc<Completion>,
+    },
     /// Calls that may block, such as the creation of communicators.
     Run(Box<dyn FnOnce(&MpiTable) + Send>),
     Finalize,
@@ -257,10 +286,10 @@ impl Shared {
             }
             match jobs.pop_front() {
                 None if wait => {
-                    jobs = self.arrived.wait_timeout(jobs, Duration::from_millis(50)).map_or_else(
-                        |e| e.into_inner().0,
-                        |(jobs, _)| jobs,
-                    );
+                    jobs = self
+                        .arrived
+                        .wait_timeout(jobs, Duration::from_millis(50))
+                        .map_or_else(|e| e.into_inner().0, |(jobs, _)| jobs);
                 }
                 job => return Some(job),
             }

@@ -177,8 +177,7 @@ fn init(table: &MpiTable) -> Result<Found, Failed> {
         accept("MPI_Comm_group", (table.comm_group)(sys::COMM_WORLD, &mut all))?;
         let own: Vec<c_int> = (0..on_host).collect();
         let mut host_members = vec![0; own.len()];
-        let translated =
-            (table.group_translate)(here, on_host, own.as_ptr(), all, host_members.as_mut_ptr());
+        let translated = (table.group_translate)(here, on_host, own.as_ptr(), all, host_members.as_mut_ptr());
         accept("MPI_Group_translate_ranks", translated)?;
         accept("MPI_Group_free", (table.group_free)(&mut here))?;
         accept("MPI_Group_free", (table.group_free)(&mut all))?;

@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// The variable that tells an executable that it is a child process: "role rank world folder".
-const VARIABLE: &str = "LOCKSTEP_COMM_TEST_CHILD";
+pub const VARIABLE: &str = "LOCKSTEP_COMM_TEST_CHILD";
 
 /// What a child process was started for.
 pub struct Role {

@@ -71,6 +71,7 @@ fn run_with(ranks: u32, script: &str, change: impl FnOnce(&mut Supervisor)) -> F
         tee: Some(Tee { dir: dir.path().join("logs"), stdout: true, stderr: true }),
         shown: None,
         variables: Vec::new(),
+        mpiexec: None,
     };
     change(&mut job);
     let mut console = CapturedOutput::default();
@@ -238,6 +239,44 @@ fn debug_output_does_not_show_the_token() {
         tee: None,
         shown: None,
         variables: Vec::new(),
+        mpiexec: None,
     };
     assert!(!format!("{job:?}").contains(&secret));
+}
+
+/// Runs the script through a stand-in for mpiexec, which starts one process for all ranks.
+fn run_through_mpiexec(script: &str, change: impl FnOnce(&mut Supervisor)) -> FinishedRun {
+    run_with(3, script, |job| {
+        let program = job.scratch.with_file_name("mpiexec");
+        // Another process writes it: one that this process has open for writing while it forks cannot be started.
+        let stand_in = "#!/bin/sh\nprintf '%s\\n' \"$1 $2 $3\"\nshift 3\nexec \"$@\"";
+        let write = "printf '%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
+        let mut shell = std::process::Command::new("/bin/sh");
+        assert!(shell.args(["-c", write]).arg(&program).arg(stand_in).status().unwrap().success());
+        job.mpiexec = Some(MpiExec { program, args: vec!["--quietly".into()] });
+        change(job);
+    })
+}
+
+#[test]
+fn mpiexec_starts_all_ranks_without_naming_them() {
+    let script = "echo \"$MASTER_ADDR $LOCKSTEP_SERVER $RANK,$WORLD_SIZE,$LOCKSTEP_LAUNCHER_PID\"";
+    let ran = run_through_mpiexec(script, |_| {});
+    assert_eq!(ran.ending.as_ref().unwrap(), &Ending::Done);
+    assert_eq!(ran.console.stdout, "-n 3 --quietly\n127.0.0.1 launcher ,,\n");
+}
+
+#[test]
+fn the_first_error_of_a_rank_under_mpiexec_is_reported_and_the_ranks_are_restarted() {
+    let note = r#"echo '{"error": "row 3 is bad", "hint": "mend it"}' > $LOCKSTEP_ERROR_FILE"#;
+    let ran = run_through_mpiexec(&format!("{note}; exit 65"), |job| job.max_restarts = 1);
+    assert_snapshot!(ran.report(), @"65: row 3 is bad [mend it]");
+    let script = "test $LOCKSTEP_RESTART = 1 || exit 9; echo again";
+    let ran = run_through_mpiexec(script, |job| job.max_restarts = 1);
+    assert_eq!(ran.ending.as_ref().unwrap(), &Ending::Done);
+    let text = "mpiexec ended with exit code 9 before all ranks had joined";
+    assert!(ran.console.stderr.contains(text), "{}", ran.console.stderr);
+    assert!(ran.console.stdout.ends_with("again\n"), "{}", ran.console.stdout);
+    let killed = run_through_mpiexec("kill -9 $$", |_| {});
+    assert_snapshot!(killed.report(), @"71: mpiexec was killed by signal 9 (SIGKILL) [Its own messages above say more.]");
 }

@@ -61,6 +61,7 @@ impl Rendezvous {
             port: self.addr().port(),
             server: RendezvousHost::Launcher,
             restart: 0,
+            by_mpi: false,
         }
     }
 
@@ -416,6 +417,7 @@ fn rank_zero_runs_the_rendezvous() {
         port,
         server: RendezvousHost::RankZero,
         restart: 0,
+        by_mpi: false,
     };
     let ranks: Vec<_> = (0..3)
         .rev()
@@ -446,6 +448,7 @@ fn several_nodes_need_a_token() {
         port: 1,
         server: RendezvousHost::RankZero,
         restart: 0,
+        by_mpi: false,
     };
     let error = join(&world, options(None)).err().unwrap();
     assert_snapshot!(error, @"a run on 2 nodes needs a token, but none is set");
