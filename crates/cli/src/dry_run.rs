@@ -11,7 +11,7 @@ use crate::args::Train;
 use crate::hub::Need;
 use crate::plan::{AutoChoices, PlanSubject, explained, planned_device};
 use crate::report::{self, Failure};
-use crate::train::{self, launch_failed};
+use crate::train;
 use crate::{foreign_launch, hub, launch, ranks};
 
 /// A key with the value that was chosen for `auto`.
@@ -33,7 +33,7 @@ pub(crate) fn run(args: &Train) -> Result<(), Failure> {
     if args.launch.starts_ranks() {
         launch::check_not_a_rank()?;
     }
-    let (mut config, _) = match ranks::world(args.local_rank).map_err(launch_failed)? {
+    let (mut config, _) = match launch::world(&args.launch, args.local_rank)? {
         // Rank 0 prints for all.
         Some(world) if world.rank > 0 => return Ok(()),
         Some(world) => ranks::load(Purpose::Train, &words, &world)?,

@@ -5,14 +5,17 @@ use std::io::Write as _;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use lockstep_config::{DeviceKind, RunConfig};
+use lockstep_config::{CarrierName, DeviceKind, RunConfig};
 use lockstep_core::{Fault, FaultClass};
-use lockstep_launch::{Console, Ending, ErrorNote, LaunchError, Supervisor, Tee, Token, cores, names};
+use lockstep_launch::{
+    Console, Ending, ErrorNote, LaunchError, MpiExec, Supervisor, Tee, Token, World, cores, host_name, names,
+};
 
 use crate::args::{JOIN_TIMEOUT, LaunchFlags, Nproc};
 use crate::gpu;
 use crate::gpu_of_rank::{self, Host};
-use crate::ranks::variable;
+use crate::mpi;
+use crate::ranks::{self, variable};
 use crate::report::Failure;
 use crate::reporter::Reporter;
 
@@ -22,7 +25,7 @@ pub(crate) enum FlagError {
     NoGpu,
     /// The process is already a rank.
     Nested {
-        rank: String,
+        because: String,
     },
     NoNodeRank {
         nodes: u32,
@@ -33,6 +36,11 @@ pub(crate) enum FlagError {
     },
     NoAddress {
         nodes: u32,
+    },
+    /// mpiexec starts the ranks.
+    WithMpi {
+        flag: &'static str,
+        value: String,
     },
     Program {
         cause: std::io::Error,
@@ -54,8 +62,8 @@ impl fmt::Display for FlagError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             FlagError::NoGpu => write!(f, "--nproc gpu: this machine has no usable NVIDIA GPU"),
-            FlagError::Nested { rank } => {
-                write!(f, "cannot start ranks: this process is already a rank ({} is {rank})", names::RANK)
+            FlagError::Nested { because } => {
+                write!(f, "cannot start ranks: this process is already a rank ({because})")
             }
             FlagError::NoNodeRank { nodes } => {
                 write!(f, "--node-rank is missing: the run has {nodes} nodes, and this could be any of them")
@@ -65,6 +73,9 @@ impl fmt::Display for FlagError {
             }
             FlagError::NoAddress { nodes } => {
                 write!(f, "--master-addr is missing: the run has {nodes} nodes, and they must find node 0")
+            }
+            FlagError::WithMpi { flag, value } => {
+                write!(f, "{flag} {value} does not go with `carrier: mpi`, for which mpiexec starts the ranks")
             }
             FlagError::Unsupported { name, value, .. } => {
                 write!(f, "`{name}: {value}` of another launcher is not supported")
@@ -99,6 +110,9 @@ impl Fault for FlagError {
             FlagError::NoNodeRank { .. } | FlagError::NodeRank { .. } => {
                 "Run the same command on every node, with --node-rank 0, 1 and so on.".into()
             }
+            FlagError::WithMpi { flag, .. } => format!(
+                "Remove {flag}: give the command on one host only, or start the ranks with mpiexec or srun yourself."
+            ),
             FlagError::NoAddress { .. } => {
                 "Give the host name or address of node 0 with --master-addr.".into()
             }
@@ -128,8 +142,25 @@ impl Console for Terminal {
 /// Fails if this process is already a rank, which cannot start others.
 pub(crate) fn check_not_a_rank() -> Result<(), Failure> {
     match variable(names::RANK) {
-        Some(rank) => Err(Box::new(FlagError::Nested { rank })),
+        Some(rank) => Err(Box::new(FlagError::Nested { because: format!("{} is {rank}", names::RANK) })),
         None => Ok(()),
+    }
+}
+
+/// The world that the environment describes, if this process is a rank of it. Where an MPI launcher has started one
+/// process on each host, as srun does by default, flags can make that process the launcher of its host.
+pub(crate) fn world(flags: &LaunchFlags, local_rank: Option<u32>) -> Result<Option<World>, Failure> {
+    let world = ranks::world(local_rank).map_err(|e| -> Failure { Box::new(e) })?;
+    let Some(by_mpi) = world.as_ref().filter(|world| world.by_mpi && flags.starts_ranks()) else {
+        return Ok(world);
+    };
+    match by_mpi.local_world_size {
+        1 => Ok(None),
+        _ => {
+            let World { rank, world_size, .. } = by_mpi;
+            let because = format!("an MPI launcher started it as rank {rank} of {world_size}");
+            Err(Box::new(FlagError::Nested { because }))
+        }
     }
 }
 
@@ -154,14 +185,21 @@ pub(crate) fn start(
     let failed = |error: FlagError| -> Failure { Box::new(error) };
     let launch_failed = |error: LaunchError| -> Failure { Box::new(error) };
     let nodes = config.plan.nodes;
-    let node = node_rank(flags, nodes).map_err(failed)?;
+    let mpiexec = through_mpiexec(flags, config)?;
+    let node = if mpiexec.is_some() { 0 } else { node_rank(flags, nodes).map_err(failed)? };
     let address = flags.master_addr.clone().or_else(|| variable(names::MASTER_ADDR));
     let master_addr = match address {
         Some(host) => host,
         None if nodes == 1 => String::new(),
+        None if mpiexec.is_some() => host_name(),
         None => return Err(failed(FlagError::NoAddress { nodes })),
     };
     let port = variable(names::MASTER_PORT).and_then(|port| port.parse().ok()).filter(|_| nodes > 1);
+    let mut token = Token::read(&variable).map_err(launch_failed)?;
+    if token.is_none() && mpiexec.is_some() {
+        // mpiexec passes it on to ranks on other hosts.
+        token = Some(Token::random().map_err(launch_failed)?);
+    }
     let program = std::env::current_exe().map_err(|cause| failed(FlagError::Program { cause }))?;
     let logs = || flags.log_dir.clone().unwrap_or_else(|| config.output.output_dir.join("logs"));
     let job = Supervisor {
@@ -172,7 +210,7 @@ pub(crate) fn start(
         local_world_size: config.plan.nproc_per_node,
         master_addr,
         master_port: flags.master_port.or(port),
-        token: Token::read(&variable).map_err(launch_failed)?,
+        token,
         version: env!("CARGO_PKG_VERSION").into(),
         join_timeout: Duration::from_secs_f64(flags.join_timeout.unwrap_or(JOIN_TIMEOUT)),
         max_restarts: flags.max_restarts,
@@ -185,6 +223,7 @@ pub(crate) fn start(
         }),
         shown: flags.local_ranks_filter.clone(),
         variables: variables(config)?,
+        mpiexec,
     };
     Ok(match lockstep_launch::supervise(&job, &mut Terminal).map_err(launch_failed)? {
         Ending::Done => ExitCode::SUCCESS,
@@ -195,6 +234,23 @@ pub(crate) fn start(
         }
         Ending::Signalled(signal) => ExitCode::from(signal.exit_code()),
     })
+}
+
+/// The launcher of MPI, if it has to start the ranks. It starts those of all hosts, and merges what they print.
+fn through_mpiexec(flags: &LaunchFlags, config: &RunConfig) -> Result<Option<MpiExec>, Failure> {
+    if config.plan.carrier != CarrierName::Mpi || config.plan.world_size() == 1 {
+        return Ok(None);
+    }
+    let list = |ranks: &Vec<u32>| ranks.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    let refused = [
+        ("--node-rank", flags.node_rank.map(|node| node.to_string())),
+        ("--tee", flags.tee.map(|bits| bits.to_string())),
+        ("--local-ranks-filter", flags.local_ranks_filter.as_ref().map(list)),
+    ];
+    match refused.into_iter().find_map(|(flag, value)| Some((flag, value?))) {
+        Some((flag, value)) => Err(Box::new(FlagError::WithMpi { flag, value })),
+        None => mpi::mpiexec(config).map(Some),
+    }
 }
 
 fn node_rank(flags: &LaunchFlags, nodes: u32) -> Result<u32, FlagError> {

@@ -27,6 +27,7 @@ mod inputs;
 mod launch;
 mod logs;
 mod man;
+mod mpi;
 mod output_file;
 mod plan;
 mod prepare;

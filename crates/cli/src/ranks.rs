@@ -10,12 +10,13 @@ use lockstep_config::{CarrierName, Origin, Purpose, Resume, RunConfig};
 use lockstep_core::{Fault, FaultClass, Rank, failpoint};
 use lockstep_device::Device;
 use lockstep_launch::{
-    AbortKind, ErrorNote, JoinOptions, LaunchError, Member, STOPPED, Session, Token, World, cores, names,
+    AbortKind, ErrorNote, JoinOptions, LaunchError, Member, RendezvousHost, STOPPED, Session, World, cores, names,
 };
 
 use crate::args;
 use crate::gpu;
 use crate::inputs;
+use crate::mpi;
 use crate::report::{self, Failure};
 use crate::reporter::Reporter;
 use lockstep_engine::Comms;
@@ -116,7 +117,8 @@ pub(crate) fn load(
     world: &World,
 ) -> Result<(RunConfig, String), Failure> {
     let extra = [format!("nodes={}", world.nodes()), format!("nproc_per_node={}", world.local_world_size)];
-    if variable(names::LAUNCHER_PID).is_none() {
+    // With our own launcher, its flags take precedence.
+    if variable(names::LAUNCHER_PID).is_none() && world.server == RendezvousHost::RankZero {
         check_world(settings, world)?;
     }
     let (mut config, text) = inputs::load(purpose, settings, &extra)?;
@@ -189,7 +191,7 @@ pub(crate) fn agree_on_restart_point(
     Ok(())
 }
 
-/// Checks the configured world against that of a foreign launcher. With our own launcher, flags take precedence.
+/// Checks the configured world against that of a foreign launcher.
 fn check_world(settings: &[String], world: &World) -> Result<(), Failure> {
     // A configuration with only `world_size` does not load without the launcher's numbers.
     let Ok((config, _)) = inputs::load(Purpose::Plan, settings, &[]) else { return Ok(()) };
@@ -230,8 +232,10 @@ pub(crate) fn join_world(
     join_timeout: Option<f64>,
 ) -> Result<Session, LaunchError> {
     let timeout = join_timeout.or_else(|| variable(names::JOIN_TIMEOUT)?.parse().ok());
+    let (world, token) = mpi::rendezvous(world)?;
+    let world = &world;
     let options = JoinOptions {
-        token: Token::read(&variable)?,
+        token,
         version: VERSION.into(),
         timeout: Duration::from_secs_f64(timeout.unwrap_or(args::JOIN_TIMEOUT)),
         log: Box::new(|line| Reporter::of_this_process().line(line)),
@@ -283,7 +287,17 @@ pub(crate) fn connect<'a>(
     config: &'a RunConfig,
     device: Device,
 ) -> Result<lockstep_train::Connect<'a>, Failure> {
-    let abort = lockstep_comm::Abort::default();
+    let (mut abort, mut why_not) = (lockstep_comm::Abort::default(), None);
+    let mpi = match mpi::choose(session, config, device, &abort)? {
+        mpi::Choice::Mpi(world) => {
+            abort = world.abort();
+            Some(world)
+        }
+        mpi::Choice::Other(why) => {
+            why_not = why;
+            None
+        }
+    };
     let deadline = Duration::from_secs_f64(config.plan.collective_timeout);
     let nccl = match device {
         Device::Cpu => None,
@@ -299,7 +313,7 @@ pub(crate) fn connect<'a>(
         // A loopback address is reachable from this host only.
         let bind: IpAddr = if ip.is_ipv4() { ip } else { IpAddr::from([0u16; 8]) };
         let carrier = match config.plan.carrier {
-            CarrierName::Auto => CarrierChoice::Auto,
+            CarrierName::Auto | CarrierName::Mpi => CarrierChoice::Auto,
             CarrierName::Shm => CarrierChoice::Shm,
             CarrierName::Tcp => CarrierChoice::Tcp,
         };
@@ -321,9 +335,20 @@ pub(crate) fn connect<'a>(
                 carrier,
                 spin: None,
             };
-            lockstep_comm::connect(&spec, &mut exchange)
+            let comm = lockstep_comm::connect(&spec, &mut exchange)?;
+            Ok::<_, CommError>(match &why_not {
+                Some(why) => comm.with_reason(&format!("MPI is not used: {why}")),
+                None => comm,
+            })
         };
-        let lane = connected(vec![Arc::clone(memory)], "steps")?;
+        let lane = match &mpi {
+            None => connected(vec![Arc::clone(memory)], "steps")?,
+            Some(world) => {
+                let mut comm = world.comm(vec![Arc::clone(memory)])?;
+                comm.set_deadline(deadline);
+                comm
+            }
+        };
         let host = connected(Vec::new(), "between steps")?;
         Ok(Connection { comms: Comms { lane, host }, nccl })
     }))

@@ -27,7 +27,7 @@ pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
         launch::check_not_a_rank()?;
     }
     foreign_launch::use_variables(inputs::line_variables(&args.run.words())?)?;
-    match ranks::world(args.local_rank).map_err(launch_failed)? {
+    match launch::world(&args.launch, args.local_rank)? {
         Some(world) if world.world_size > 1 => as_rank(args, &world),
         Some(world) => {
             let stopper = Stopper::listen(args.launch.grace, Some(&world))?;

@@ -57,6 +57,12 @@ impl Comm {
         &self.note
     }
 
+    /// Adds a reason to the note.
+    pub fn with_reason(self, reason: &str) -> Comm {
+        let note = format!("{} ({reason})", self.note);
+        self.with_note(note)
+    }
+
     /// The library whose order sums have. `None`: they have the order of [`lockstep_core::fold`].
     pub fn library(&self) -> Option<&str> {
         match &self.via {

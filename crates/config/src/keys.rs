@@ -291,7 +291,7 @@ keys! {
     Plan Map "offload_optimizer" = "none", "Where to store the optimizer state: `none` (on the device), `cpu` or `nvme`. `{device: cpu, ratio: 0.7}` offloads at least this fraction; without `ratio`, as little as `memory_budget_gib` allows, or everything without a budget.";
     Plan Map "offload_param" = "none", "Where to store the weights: `none` (on the device), `cpu` or `nvme`. `{device: cpu}` works too.";
     Plan Exact "nvme_path" = "null", "Folder on a local disk for NVMe offload. Defaults to `output_dir`.";
-    Plan Word "carrier" = "auto", "How ranks communicate on the CPU: `shm` (shared memory, on one host), `tcp` or `auto`. GPUs use NCCL.";
+    Plan Word "carrier" = "auto", "How ranks communicate on the CPU: `shm` (shared memory, on one host), `tcp`, `mpi` or `auto`, which takes MPI if mpiexec or srun started the ranks and all have its library. GPUs use NCCL.";
     Plan Exact "collective_timeout" ["ddp_timeout"] = "1800", "Timeout of a collective in seconds.";
     Plan Exact "nodes" ["nnodes", "num_nodes"] = "1", "Number of hosts.";
     Plan Exact "nproc_per_node" ["nproc", "num_gpus"] = "1", "Ranks per host.";

@@ -7,6 +7,7 @@ use std::time::Duration;
 use lockstep_core::{Fault, FaultClass};
 
 use crate::abort::Abort;
+use crate::names::{MASTER_ADDR, MPI_DIR, TOKEN_FILE};
 use crate::port::Holder;
 
 /// Why ranks could not start, find each other or continue.
@@ -19,6 +20,8 @@ pub enum LaunchError {
     VariableMissing { name: &'static str, because: String },
     #[error("environment variables contradict each other: {text}")]
     VariableConflict { text: String },
+    #[error("{MASTER_ADDR} is not set, and ranks on several hosts cannot find each other through MPI: {why}")]
+    NoMpiRendezvous { why: String },
     #[error("cannot read the token from {}: {cause}", path.display())]
     TokenUnreadable { path: PathBuf, cause: std::io::Error },
     #[error("token file {} can be read by other users (mode {mode:04o})", path.display())]
@@ -87,7 +90,7 @@ impl Fault for LaunchError {
             TokenFileOpen { .. } | TokenShort { .. } | NoToken { .. } | WrongToken { .. } => {
                 FaultClass::NotAuthorised
             }
-            PortInUse { .. } | Bind { .. } | Spawn { .. } | System { .. } => FaultClass::Unavailable,
+            NoMpiRendezvous { .. } | PortInUse { .. } | Bind { .. } | Spawn { .. } | System { .. } => FaultClass::Unavailable,
             NoServer { .. } => FaultClass::Desync,
             Aborted(abort) => abort.kind.class(),
             OtherAttempt { .. } | ServerLost { .. } | Ended => FaultClass::PeerFailed,
@@ -99,6 +102,10 @@ impl Fault for LaunchError {
     fn hint(&self) -> Option<String> {
         use LaunchError::*;
         Some(match self {
+            NoMpiRendezvous { .. } => format!(
+                "Set {MASTER_ADDR} to the host of rank 0 and {TOKEN_FILE} to a file with a token, for all ranks; or \
+                 install an MPI with the standard ABI of MPI 5 on all hosts ({MPI_DIR} names its folder)."
+            ),
             TokenFileOpen { path, .. } => format!("Run `chmod 600 {}`.", path.display()),
             TokenShort { .. } | NoToken { .. } => {
                 "Create one with `openssl rand -hex 32 > token; chmod 600 token`, copy it to every node, and set \

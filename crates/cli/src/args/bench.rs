@@ -8,7 +8,7 @@ use super::train::Nproc;
 
 const COLLECTIVES: &str = "\
 Sizes are bytes of the whole tensor, and rates are these bytes divided by the time of one call. Ranks on GPUs use NCCL; \
-ranks on the CPU use shared memory, or sockets with carrier=tcp.";
+ranks on the CPU use shared memory, or what --carrier names. Under mpiexec or srun, the command measures their ranks.";
 
 const ROOFLINE: &str = "\
 Shares are relative to the fastest large copy or large matmul of the same run. Bytes and operations are the minimum \
@@ -139,9 +139,12 @@ pub(crate) struct BenchAttention {
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchCollectives {
-    /// Set keys as in a run: device=cpu, carrier=tcp, share_gpus=true
+    /// Set keys as in a run: device=cpu, share_gpus=true
     #[arg(value_name = "KEY=VALUE")]
     pub(crate) settings: Vec<String>,
+    /// Communicate by this: auto, shm, tcp or mpi [default: auto]
+    #[arg(long, value_name = "CARRIER")]
+    pub(crate) carrier: Option<String>,
     /// Start this many ranks: a number, gpu (one per GPU), cpu (one per core) or auto
     #[arg(
         long,

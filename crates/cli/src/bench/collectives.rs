@@ -41,7 +41,12 @@ pub(crate) fn run(args: &BenchCollectives) -> Result<ExitCode, Failure> {
 
 /// The settings of the ranks. The model is not used, but every configuration has one.
 fn settings(args: &BenchCollectives) -> Vec<String> {
-    [String::from("model=tiny")].into_iter().chain(args.settings.iter().cloned()).collect()
+    [String::from("model=tiny")].into_iter().chain(given(args)).collect()
+}
+
+/// The settings that the command line gives.
+fn given(args: &BenchCollectives) -> impl Iterator<Item = String> {
+    args.settings.iter().cloned().chain(args.carrier.iter().map(|name| format!("carrier={name}")))
 }
 
 fn start(args: &BenchCollectives) -> Result<ExitCode, Failure> {
@@ -53,7 +58,7 @@ fn start(args: &BenchCollectives) -> Result<ExitCode, Failure> {
     let largest = format!("--largest={}", args.largest);
     let mut words = vec!["bench", "collectives", &largest];
     words.extend(args.json.then_some("--json"));
-    launch::start(&LaunchFlags::default(), &config, &words, &args.settings)
+    launch::start(&LaunchFlags::default(), &config, &words, &given(args).collect::<Vec<_>>())
 }
 
 fn as_rank(args: &BenchCollectives, world: &World) -> Result<ExitCode, Failure> {

@@ -21,7 +21,7 @@ pub struct MpiSpec {
     /// This rank and the number of ranks, as the launcher says. MPI must say the same.
     pub rank: Rank,
     pub world: u32,
-    /// The limit for every wait.
+    /// The limit for setting up MPI and communicators, and for collectives unless [`Comm::set_deadline`] sets another.
     pub deadline: Duration,
     pub abort: Abort,
 }
@@ -79,6 +79,11 @@ impl MpiWorld {
             host_members: found.host_members.iter().map(|rank| Rank(*rank as u32)).collect(),
             host_comm: found.host_comm,
         }))
+    }
+
+    /// The signal that ends every wait.
+    pub fn abort(&self) -> Abort {
+        self.limits.abort.clone()
     }
 
     /// A communicator of its own for one lane. All ranks must call it in the same order. `regions` is the memory that

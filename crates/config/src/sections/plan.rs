@@ -112,10 +112,12 @@ pub enum Offload {
 /// What carries the communication between ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CarrierName {
-    /// Shared memory on one host, TCP between hosts.
+    /// Shared memory on one host, TCP between hosts. Under mpiexec or srun, MPI where all ranks have it.
     Auto,
     Shm,
     Tcp,
+    /// The MPI library of the cluster. Between steps as for `Auto`.
+    Mpi,
 }
 
 const STRATEGIES: [(&str, StrategyName); 9] = [
@@ -141,7 +143,12 @@ impl PlanConfig {
             ("reduced", AccumulationOrder::Reduced),
             ("auto", AccumulationOrder::Auto),
         ];
-        let carriers = [("auto", CarrierName::Auto), ("shm", CarrierName::Shm), ("tcp", CarrierName::Tcp)];
+        let carriers = [
+            ("auto", CarrierName::Auto),
+            ("shm", CarrierName::Shm),
+            ("tcp", CarrierName::Tcp),
+            ("mpi", CarrierName::Mpi),
+        ];
         let optimizer = read_offload(r, "offload_optimizer", true);
         let param = read_offload(r, "offload_param", false);
         let recompute = read_recompute(r);
