@@ -75,7 +75,10 @@ impl fmt::Display for FlagError {
                 write!(f, "--master-addr is missing: the run has {nodes} nodes, and they must find node 0")
             }
             FlagError::WithMpi { flag, value } => {
-                write!(f, "{flag} {value} does not go with `carrier: mpi`, for which mpiexec starts the ranks")
+                write!(
+                    f,
+                    "{flag} {value} does not go with `carrier: mpi`, for which mpiexec starts the ranks"
+                )
             }
             FlagError::Unsupported { name, value, .. } => {
                 write!(f, "`{name}: {value}` of another launcher is not supported")

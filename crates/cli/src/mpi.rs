@@ -80,7 +80,8 @@ fn search(get: &dyn Fn(&str) -> Option<OsString>) -> LibrarySearch {
         folders.extend(["lib", "lib64"].map(|sub| root.join(sub)));
     }
     let in_path = get("PATH").and_then(|path| in_path(&path));
-    folders.extend(in_path.iter().filter_map(|mpiexec| mpiexec.parent()?.parent()).map(|root| root.join("lib")));
+    folders
+        .extend(in_path.iter().filter_map(|mpiexec| mpiexec.parent()?.parent()).map(|root| root.join("lib")));
     folders.retain(|folder| folder.is_dir());
     LibrarySearch { folders, only_folders: false }
 }

@@ -10,7 +10,8 @@ use lockstep_config::{CarrierName, Origin, Purpose, Resume, RunConfig};
 use lockstep_core::{Fault, FaultClass, Rank, failpoint};
 use lockstep_device::Device;
 use lockstep_launch::{
-    AbortKind, ErrorNote, JoinOptions, LaunchError, Member, RendezvousHost, STOPPED, Session, World, cores, names,
+    AbortKind, ErrorNote, JoinOptions, LaunchError, Member, RendezvousHost, STOPPED, Session, World, cores,
+    names,
 };
 
 use crate::args;

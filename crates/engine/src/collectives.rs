@@ -22,7 +22,12 @@ pub struct Exchanged {
 impl Engine {
     /// A description of what carries bytes between ranks. `None` for a single rank.
     pub fn carrier(&self) -> Option<String> {
-        (!self.shared.transport.is_single_rank()).then(|| self.shared.transport.host().note().to_string())
+        self.shared.transport.note()
+    }
+
+    /// The library in whose order collectives of a schedule sum on the CPU. `None`: the order is our own.
+    pub fn summing_library(&self) -> Option<String> {
+        self.shared.transport.summing_library()
     }
 
     /// A description of how states are read from and written to NVMe. `None` if nothing is offloaded there.

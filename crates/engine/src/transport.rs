@@ -51,6 +51,10 @@ impl Transport {
             }
             _ => None,
         };
+        if let Some(comms) = &mut comms {
+            let failed = |cause| EngineError::Comm { op: "setting up communicators".into(), cause };
+            groups.iter().try_for_each(|group| comms.lane.prepare(group)).map_err(failed)?;
+        }
         let nccl_traffic = Traffic::default();
         let of_comms =
             comms.iter().flat_map(|comms| [comms.lane.traffic().clone(), comms.host.traffic().clone()]);
@@ -84,6 +88,23 @@ impl Transport {
     /// NCCL, if ranks compute on GPUs.
     pub(crate) fn nccl(&self) -> Option<&NcclWorld> {
         self.nccl.as_ref()
+    }
+
+    /// What carries bytes between ranks, in words.
+    pub(crate) fn note(&self) -> Option<String> {
+        if self.is_single_rank() {
+            return None;
+        }
+        let (lane, host) = (self.lane(), self.host());
+        Some(match lane.library() {
+            None => host.note().to_owned(),
+            Some(_) => format!("{}, between steps {}", lane.note(), host.note()),
+        })
+    }
+
+    /// The library in whose order the comm lane sums.
+    pub(crate) fn summing_library(&self) -> Option<String> {
+        if self.is_single_rank() { None } else { self.lane().library().map(str::to_owned) }
     }
 
     pub(crate) fn is_single_rank(&self) -> bool {

@@ -90,7 +90,9 @@ impl Fault for LaunchError {
             TokenFileOpen { .. } | TokenShort { .. } | NoToken { .. } | WrongToken { .. } => {
                 FaultClass::NotAuthorised
             }
-            NoMpiRendezvous { .. } | PortInUse { .. } | Bind { .. } | Spawn { .. } | System { .. } => FaultClass::Unavailable,
+            NoMpiRendezvous { .. } | PortInUse { .. } | Bind { .. } | Spawn { .. } | System { .. } => {
+                FaultClass::Unavailable
+            }
             NoServer { .. } => FaultClass::Desync,
             Aborted(abort) => abort.kind.class(),
             OtherAttempt { .. } | ServerLost { .. } | Ended => FaultClass::PeerFailed,

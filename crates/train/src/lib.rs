@@ -58,7 +58,7 @@ pub use lockstep_engine::{Coefficients, Outputs};
 pub use lockstep_shape::{Channel, Channels};
 pub use lr_schedule::LrSchedule;
 pub use models::RunModels;
-pub use numerics::{CudaVersions, FingerprintDifference, NumericsFingerprint};
+pub use numerics::{CudaVersions, FingerprintDifference, MpiVersion, NumericsFingerprint};
 pub use objective::{Metrics, Objective, StepCounts, coefficients_ahead, train_step};
 pub use output_dir::{LockHolder, belongs_to};
 pub use selftest::selftest_steps;

@@ -5,8 +5,8 @@
 //! fingerprint covers how it is computed: the order of summation and the code that runs.
 //!
 //! Left out because they change no bits: threads, instruction sets other than AMX, recomputation, prefetch, and on CPUs
-//! the strategy, offload and the carrier. Left out although they may change bits, because they are not known here:
-//! environment variables that configure NCCL or cuBLAS, and the commit that `lockstep` was built from.
+//! the strategy, offload and the carrier, unless it is MPI. Left out although they may change bits, because they are not known here:
+//! environment variables that configure NCCL, MPI or cuBLAS, and the commit that `lockstep` was built from.
 
 use lockstep_ckpt::NumbersRecord;
 use lockstep_config::{Offload, Precision, RunConfig};
@@ -62,6 +62,10 @@ pub struct CudaVersions {
     pub nccl: Option<String>,
 }
 
+/// The MPI that sums over ranks: its name and version. `None`: not known here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct MpiVersion(pub Option<String>);
+
 impl CudaVersions {
     /// The versions for a GPU that was opened. `nccl`: the version of NCCL, if the ranks use it.
     pub fn of(gpu: &Gpu, nccl: Option<String>) -> CudaVersions {
@@ -76,8 +80,13 @@ impl CudaVersions {
 }
 
 impl NumericsFingerprint {
-    /// The fingerprint of a plan on this machine. `cuda` is set if the run uses GPUs.
-    pub fn of(config: &RunConfig, plan: &RunPlan, cuda: Option<&CudaVersions>) -> NumericsFingerprint {
+    /// The fingerprint of a plan on this machine. `cuda` is set if the run uses GPUs, `mpi` if its ranks use MPI.
+    pub fn of(
+        config: &RunConfig,
+        plan: &RunPlan,
+        cuda: Option<&CudaVersions>,
+        mpi: Option<&MpiVersion>,
+    ) -> NumericsFingerprint {
         let (input, mut fingerprint) = (&plan.input, NumericsFingerprint::default());
         let model = input.model(ModelId::FIRST);
         fingerprint.add("lockstep", env!("CARGO_PKG_VERSION"));
@@ -97,11 +106,16 @@ impl NumericsFingerprint {
         fingerprint.add("gradient scaling", gradient_scaling(config.precision));
         fingerprint.add("micro-batches", input.num_micro_batches.to_string());
         fingerprint.add("accumulation order", accumulation_order(input.order, input.num_micro_batches));
-        let sum = match cuda {
-            Some(_) if input.mesh.world_size() > 1 => nccl_sum(config, plan),
+        let mpi = mpi.filter(|_| input.mesh.world_size() > 1);
+        let sum = match (cuda, mpi) {
+            (Some(_), _) if input.mesh.world_size() > 1 => library_sum("NCCL", config, plan),
+            (None, Some(_)) => library_sum("MPI", config, plan),
             _ => fixed_tree(&input.mesh),
         };
         fingerprint.add("sum over ranks", sum);
+        if let Some(MpiVersion(version)) = mpi {
+            fingerprint.add("MPI", version.clone().unwrap_or_else(|| UNKNOWN.into()));
+        }
         if let Some(cuda) = cuda {
             fingerprint
                 .add("optimizer step", optimizer_step(config, model.placements.optimizer_units_on_device));
@@ -285,13 +299,13 @@ fn fixed_tree(mesh: &Mesh) -> String {
     }
 }
 
-/// NCCL's order of summation depends on the ranks of a collective and on the sizes of the buckets.
-fn nccl_sum(config: &RunConfig, plan: &RunPlan) -> String {
+/// A library's order of summation depends on the ranks of a collective and on the sizes of the buckets.
+fn library_sum(library: &str, config: &RunConfig, plan: &RunPlan) -> String {
     let input = &plan.input;
     let Mesh { replicate, shard, per_node } = input.mesh;
     let strategy = chosen_strategy(config, &input.models[0].shape);
     format!(
-        "NCCL, {strategy}, {replicate} x {shard} ranks (replicate x shard), {per_node} per node, buckets of {} bytes \
+        "{library}, {strategy}, {replicate} x {shard} ranks (replicate x shard), {per_node} per node, buckets of {} bytes \
          and {} elements",
         input.ddp_bucket_bytes.0, input.reduce_bucket_elems
     )

@@ -17,7 +17,7 @@ use crate::journal::{Journal, RunDescription};
 use crate::learner::Learner;
 use crate::learning::{LearnerSources, Learning};
 use crate::models::RunModels;
-use crate::numerics::{CudaVersions, NumericsFingerprint};
+use crate::numerics::{CudaVersions, MpiVersion, NumericsFingerprint};
 use crate::objective::Objective;
 use crate::output_dir::OutputDir;
 use crate::position::Position;
@@ -50,7 +50,8 @@ impl<'a> Trainer<'a> {
             Device::Cpu => None,
             Device::Cuda(gpu) => Some(CudaVersions::of(gpu, nccl.map(Nccl::version_text))),
         };
-        identity.numerics = NumericsFingerprint::of(config, engine.plan(), cuda.as_ref());
+        let mpi = engine.summing_library().map(|name| MpiVersion(Some(name)));
+        identity.numerics = NumericsFingerprint::of(config, engine.plan(), cuda.as_ref(), mpi.as_ref());
         let planned = engine.plan().arena_bytes + engine.plan().host_bytes;
         assert_eq!(engine.arena_bytes(), planned, "the engine holds what was planned");
         let (resume, candidates) = (&config.output.resume_from_checkpoint, &prepared.candidates);

@@ -7,20 +7,20 @@ mod rates_cache;
 mod refusal;
 mod subject;
 
-use lockstep_config::{DeviceKind, Purpose, RunConfig, list_settings};
+use lockstep_config::{CarrierName, DeviceKind, Purpose, RunConfig, list_settings};
 use lockstep_plan::cost::{
     MemoryCurve, curve_json, curve_svg, curve_text, memory_json, refusal_json, refusal_text, scaling_json,
     scaling_table, scaling_text, strategies_json, strategies_text, strategy_table, suggest_changes,
 };
 use lockstep_plan::{MemoryBreakdown, PlanError, RunPlan};
-use lockstep_train::{NumericsFingerprint, TrainError};
+use lockstep_train::{MpiVersion, NumericsFingerprint, TrainError};
 use serde_json::json;
 
 use crate::args::Plan;
 use crate::hub::Need;
 use crate::report::{self, Failure};
 use crate::train::boxed;
-use crate::{foreign_launch, gpu, hub, output_file};
+use crate::{foreign_launch, gpu, hub, mpi, output_file};
 
 pub(crate) use refusal::explained;
 pub(crate) use subject::{AutoChoices, PlanSubject};
@@ -137,7 +137,10 @@ fn origins(config: &RunConfig, as_json: bool) -> String {
 
 fn numerics(config: &RunConfig, plan: &RunPlan) -> NumericsFingerprint {
     let cuda = plan.input.has_separate_memory().then(gpu::versions);
-    NumericsFingerprint::of(config, plan, cuda.as_ref())
+    // Only ranks find out what `carrier: auto` becomes.
+    let by_mpi = config.plan.carrier == CarrierName::Mpi;
+    let mpi = by_mpi.then(|| MpiVersion(mpi::open().ok().map(|mpi| mpi.version.clone())));
+    NumericsFingerprint::of(config, plan, cuda.as_ref(), mpi.as_ref())
 }
 
 /// The fingerprint of a run's numerics, with its fields.

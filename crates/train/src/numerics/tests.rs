@@ -17,7 +17,9 @@ fn numbers_with(settings: &[&str], cuda: Option<&CudaVersions>) -> NumericsFinge
         None => KernelBackend::Cpu { num_threads: 1 },
     };
     let plan = plan_for(&config, &models, &tokenizer, None, kernels).unwrap();
-    NumericsFingerprint::of(&config, &plan, cuda)
+    let mpi = settings.iter().any(|setting| setting == "carrier=mpi");
+    let mpi = mpi.then(|| MpiVersion(Some("MPICH 5.0.2".into())));
+    NumericsFingerprint::of(&config, &plan, cuda, mpi.as_ref())
 }
 
 fn numbers(settings: &[&str]) -> NumericsFingerprint {
@@ -188,4 +190,15 @@ fn an_opened_gpu_reports_its_versions() {
     assert_eq!(versions.gpu, Some((gpu.name.clone(), gpu.sm)));
     assert!(versions.driver.is_some() && versions.nvrtc.is_some() && versions.cublas_lt.is_some());
     assert!(numbers_with(&[], Some(&versions)).is_complete());
+}
+
+#[test]
+fn sums_by_mpi_depend_on_the_library_and_the_buckets() {
+    let mpi = numbers(&["nproc_per_node=4", "carrier=mpi", "strategy=zero2"]);
+    let differences = changed(&mpi, &numbers(&["nproc_per_node=4", "strategy=zero2"]));
+    assert_eq!(differences.len(), 2, "{differences:?}");
+    let sum = "sum over ranks: fixed tree over 4 ranks -> MPI, zero2, 1 x 4 ranks (replicate x shard), 4 per node, buckets";
+    assert!(differences[0].starts_with(sum), "{differences:?}");
+    assert_eq!(differences[1], "MPI: none -> MPICH 5.0.2");
+    assert_eq!(numbers(&["carrier=mpi"]), numbers(&[]), "one rank sums nothing");
 }
