@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockstep_comm::{CarrierChoice, CommError, ConnectSpec, Nccl, NcclSpec};
+use lockstep_comm::{CarrierChoice, CommError, ConnectSpec, MpiWorld, Nccl, NcclSpec};
 use lockstep_config::{CarrierName, Origin, Purpose, Resume, RunConfig};
 use lockstep_core::{Fault, FaultClass, Rank, failpoint};
 use lockstep_device::Device;
@@ -20,7 +20,7 @@ use crate::inputs;
 use crate::mpi;
 use crate::report::{self, Failure};
 use crate::reporter::Reporter;
-use lockstep_engine::Comms;
+use lockstep_engine::{CommUse, Comms};
 use lockstep_train::Connection;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -342,16 +342,17 @@ pub(crate) fn connect<'a>(
                 None => comm,
             })
         };
-        let lane = match &mpi {
-            None => connected(vec![Arc::clone(memory)], "steps")?,
-            Some(world) => {
-                let mut comm = world.comm(vec![Arc::clone(memory)])?;
-                comm.set_deadline(deadline);
-                comm
-            }
+        let by_mpi = |world: &Arc<MpiWorld>| {
+            let mut comm = world.comm(vec![Arc::clone(memory)])?;
+            comm.set_deadline(deadline);
+            Ok(comm)
         };
-        let host = connected(Vec::new(), "between steps")?;
-        Ok(Connection { comms: Comms { lane, host }, nccl })
+        let comms = Comms::connect(|purpose| match (purpose, &mpi) {
+            (CommUse::Lane(_), Some(world)) => by_mpi(world),
+            (CommUse::Lane(lane), None) => connected(vec![Arc::clone(memory)], &format!("{lane} lane")),
+            (CommUse::BetweenSteps, _) => connected(Vec::new(), "between steps"),
+        })?;
+        Ok(Connection { comms, nccl })
     }))
 }
 

@@ -39,4 +39,4 @@ pub use error::EngineError;
 pub use meter::{Activity, LaneSeconds, Measurement, OpSpan};
 pub use model::{Model, ModelMut};
 pub use quantised::TensorQuantiser;
-pub use transport::Comms;
+pub use transport::{CommUse, Comms};
