@@ -12,7 +12,7 @@ use crate::hub::Need;
 use crate::plan::{AutoChoices, PlanSubject, explained, planned_device};
 use crate::report::{self, Failure};
 use crate::train;
-use crate::{foreign_launch, hub, launch, ranks};
+use crate::{hub, launch, ranks};
 
 /// A key with the value that was chosen for `auto`.
 struct Choice {
@@ -33,11 +33,11 @@ pub(crate) fn run(args: &Train) -> Result<(), Failure> {
     if args.launch.starts_ranks() {
         launch::check_not_a_rank()?;
     }
-    let (mut config, _) = match launch::world(&args.launch, args.local_rank)? {
+    let (mut config, _) = match launch::world(args)? {
         // Rank 0 prints for all.
         Some(world) if world.rank > 0 => return Ok(()),
         Some(world) => ranks::load(Purpose::Train, &words, &world)?,
-        None => foreign_launch::read(&words, &train::world_settings(args)?)?.0.load(Purpose::Train)?,
+        None => train::read(args)?.0.load(Purpose::Train)?,
     };
     hub::provide(&mut config, &mut String::new(), Need::Plan)?;
     let subject = PlanSubject::of(&config, None)?;

@@ -40,8 +40,11 @@ pub(crate) fn filled(flags: &LaunchFlags, settings: &LaunchSettings) -> Result<L
     filled.node_rank = flags.node_rank.or(settings.node_rank.and_then(|rank| u16::try_from(rank).ok()));
     // On a single node any free port will do.
     if !flags.standalone && !settings.standalone {
-        filled.master_addr = flags.master_addr.clone().or_else(|| settings.master_addr.clone());
-        filled.master_port = flags.master_port.or(settings.master_port);
+        let endpoint = flags.rdzv_endpoint.as_ref();
+        let given = flags.master_addr.clone().or_else(|| Some(endpoint?.host.clone()));
+        filled.master_addr = given.or_else(|| settings.master_addr.clone());
+        filled.master_port =
+            flags.master_port.or(endpoint.and_then(|endpoint| endpoint.port)).or(settings.master_port);
     }
     if flags.max_restarts == 0 {
         filled.max_restarts = settings.max_restarts.unwrap_or(0);

@@ -8,10 +8,13 @@ use std::time::Duration;
 use lockstep_config::{CarrierName, DeviceKind, RunConfig};
 use lockstep_core::{Fault, FaultClass};
 use lockstep_launch::{
-    Console, Ending, ErrorNote, LaunchError, MpiExec, Supervisor, Tee, Token, World, cores, host_name, names,
+    Console, Ending, ErrorNote, LaunchError, MpiExec, StartedBy, Supervisor, Tee, Token, World, cores,
+    host_name, names,
 };
 
-use crate::args::{JOIN_TIMEOUT, LaunchFlags, Nproc};
+use crate::args::{JOIN_TIMEOUT, LaunchFlags, Nproc, Train};
+use crate::cluster;
+use crate::foreign_launch;
 use crate::gpu;
 use crate::gpu_of_rank::{self, Host};
 use crate::mpi;
@@ -110,6 +113,10 @@ impl Fault for FlagError {
                 "Under torchrun or another launcher, remove --nproc and the other launcher flags; otherwise unset {}.",
                 names::RANK
             ),
+            FlagError::NoNodeRank { .. } if variable(names::SLURM_JOB_ID).is_some() => {
+                "Start the command with srun, which runs it on every node: srun --ntasks-per-node=1 lockstep train …"
+                    .into()
+            }
             FlagError::NoNodeRank { .. } | FlagError::NodeRank { .. } => {
                 "Run the same command on every node, with --node-rank 0, 1 and so on.".into()
             }
@@ -150,20 +157,26 @@ pub(crate) fn check_not_a_rank() -> Result<(), Failure> {
     }
 }
 
-/// The world that the environment describes, if this process is a rank of it. Where an MPI launcher has started one
-/// process on each host, as srun does by default, flags can make that process the launcher of its host.
-pub(crate) fn world(flags: &LaunchFlags, local_rank: Option<u32>) -> Result<Option<World>, Failure> {
-    let world = ranks::world(local_rank).map_err(|e| -> Failure { Box::new(e) })?;
-    let Some(by_mpi) = world.as_ref().filter(|world| world.by_mpi && flags.starts_ranks()) else {
-        return Ok(world);
+/// The world that the environment describes, if this process is a rank of it. Where a scheduler has started one process on
+/// each host, as srun does by default, that process is the launcher of its host if several ranks are asked for.
+pub(crate) fn world(args: &Train) -> Result<Option<World>, Failure> {
+    let world = ranks::world(args.local_rank).map_err(|e| -> Failure { Box::new(e) })?;
+    let Some(World { rank, world_size, local_world_size, started_by, .. }) = &world else { return Ok(None) };
+    let starter = match started_by {
+        StartedBy::Launcher => return Ok(world),
+        // sbatch sets the variables of a task for its script as well.
+        StartedBy::SlurmJob if args.launch.starts_ranks() => return Ok(None),
+        StartedBy::Mpi => "an MPI launcher",
+        StartedBy::Slurm | StartedBy::SlurmJob => "srun",
     };
-    match by_mpi.local_world_size {
-        1 => Ok(None),
-        _ => {
-            let World { rank, world_size, .. } = by_mpi;
-            let because = format!("an MPI launcher started it as rank {rank} of {world_size}");
+    match (args.launch.starts_ranks(), local_world_size) {
+        (true, 1) => Ok(None),
+        (true, _) => {
+            let because = format!("{starter} started it as rank {rank} of {world_size}");
             Err(Box::new(FlagError::Nested { because }))
         }
+        (false, 1) if cluster::starts_several(&foreign_launch::read(&args.run.words(), &[])?.1) => Ok(None),
+        (false, _) => Ok(world),
     }
 }
 
@@ -189,8 +202,9 @@ pub(crate) fn start(
     let launch_failed = |error: LaunchError| -> Failure { Box::new(error) };
     let nodes = config.plan.nodes;
     let mpiexec = through_mpiexec(flags, config)?;
-    let node = if mpiexec.is_some() { 0 } else { node_rank(flags, nodes).map_err(failed)? };
     let address = flags.master_addr.clone().or_else(|| variable(names::MASTER_ADDR));
+    let node =
+        if mpiexec.is_some() { 0 } else { node_rank(flags, nodes, address.as_deref()).map_err(failed)? };
     let master_addr = match address {
         Some(host) => host,
         None if nodes == 1 => String::new(),
@@ -256,10 +270,11 @@ fn through_mpiexec(flags: &LaunchFlags, config: &RunConfig) -> Result<Option<Mpi
     }
 }
 
-fn node_rank(flags: &LaunchFlags, nodes: u32) -> Result<u32, FlagError> {
+fn node_rank(flags: &LaunchFlags, nodes: u32, address: Option<&str>) -> Result<u32, FlagError> {
     let given = flags.node_rank.map(u32::from);
     let set = || [names::GROUP_RANK, names::NODE_RANK].iter().find_map(|name| variable(name)?.parse().ok());
-    match given.or_else(set) {
+    let by_address = || address.filter(|_| nodes == 2).and_then(cluster::one_of_two);
+    match given.or_else(set).or_else(by_address) {
         Some(node) if node < nodes => Ok(node),
         Some(node) => Err(FlagError::NodeRank { node, nodes }),
         None if nodes == 1 => Ok(0),

@@ -5,6 +5,7 @@
 mod args;
 mod bench;
 mod chat;
+mod cluster;
 mod collectives;
 mod completions;
 mod config_file;

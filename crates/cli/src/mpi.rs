@@ -12,7 +12,7 @@ use lockstep_config::{CarrierName, RunConfig};
 use lockstep_core::{Axis, Fault, FaultClass, Mesh, Rank};
 use lockstep_device::Device;
 use lockstep_device::cuda::LibrarySearch;
-use lockstep_launch::{LaunchError, MpiExec, Session, Token, World, host_name, names};
+use lockstep_launch::{LaunchError, MpiExec, Session, StartedBy, Token, World, host_name, names};
 
 use crate::args::JOIN_TIMEOUT;
 use crate::ranks::variable;
@@ -181,7 +181,9 @@ pub(crate) fn choose(
     match device {
         Device::Cuda(_) if is_asked_for => return Err(Box::new(MpiError::OnGpu)),
         Device::Cuda(_) => return Ok(Choice::Other(None)),
-        Device::Cpu if is_asked_for || (config.plan.carrier == CarrierName::Auto && world.by_mpi) => {}
+        Device::Cpu
+            if is_asked_for
+                || (config.plan.carrier == CarrierName::Auto && world.started_by == StartedBy::Mpi) => {}
         Device::Cpu => return Ok(Choice::Other(None)),
     }
     let found = open().map_err(|e| e.to_string());

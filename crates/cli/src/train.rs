@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
 
-use lockstep_config::{Purpose, RunConfig, StrategyName};
+use lockstep_config::{LaunchSettings, Purpose, RunConfig, StrategyName};
 use lockstep_core::{Elems, Rank, panics};
 use lockstep_data::Stats;
 use lockstep_launch::{LaunchError, STOPPED, Session, World};
@@ -12,12 +12,13 @@ use lockstep_observe::{NoProgress, PlainLines, Progress, TerminalBar};
 use lockstep_plan::ModelId;
 use lockstep_train::{PreparedRun, TrainOutcome};
 
-use crate::args::Train;
+use crate::args::{LaunchFlags, Train};
 use crate::hub::Need;
+use crate::inputs::RunInputs;
 use crate::plan::{AutoChoices, PlanSubject};
 use crate::report::{self, Bug, Failure};
 use crate::stop::Stopper;
-use crate::{dry_run, foreign_launch, gpu, host, hub, inputs, launch, plan, ranks, trackers};
+use crate::{cluster, dry_run, foreign_launch, gpu, host, hub, inputs, launch, plan, ranks, trackers};
 
 pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
     if args.dry_run {
@@ -27,7 +28,7 @@ pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
         launch::check_not_a_rank()?;
     }
     foreign_launch::use_variables(inputs::line_variables(&args.run.words())?)?;
-    match launch::world(&args.launch, args.local_rank)? {
+    match launch::world(args)? {
         Some(world) if world.world_size > 1 => as_rank(args, &world),
         Some(world) => {
             let stopper = Stopper::listen(args.launch.grace, Some(&world))?;
@@ -41,19 +42,22 @@ pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
     }
 }
 
-/// The settings that the launcher's flags stand for.
-pub(crate) fn world_settings(args: &Train) -> Result<Vec<String>, Failure> {
+/// What a launcher starts: what the run is configured by, the flags, and the settings of other launchers' files.
+pub(crate) fn read(args: &Train) -> Result<(RunInputs, LaunchFlags, LaunchSettings), Failure> {
     let nnodes = if args.launch.standalone { Some(1) } else { args.launch.nnodes };
-    launch::world_settings(nnodes, args.launch.nproc)
+    let world = launch::world_settings(nnodes, args.launch.nproc)?;
+    let (mut inputs, settings) = foreign_launch::read(&args.run.words(), &world)?;
+    let mut flags = foreign_launch::filled(&args.launch, &settings)?;
+    cluster::add(&mut inputs, &mut flags, &settings)?;
+    Ok((inputs, flags, settings))
 }
 
 /// Trains in this process if one rank is enough, and starts ranks otherwise. Configuration errors are reported here,
 /// once, and not by every rank.
 fn start(args: &Train) -> Result<ExitCode, Failure> {
     let words = args.run.words();
-    let (inputs, settings) = foreign_launch::read(&words, &world_settings(args)?)?;
+    let (inputs, flags, settings) = read(args)?;
     let (config, text) = inputs.load(Purpose::Train)?;
-    let flags = foreign_launch::filled(&args.launch, &settings)?;
     foreign_launch::use_gpus(&settings, config.device.kind)?;
     if config.plan.world_size() == 1 && !flags.supervises() {
         return alone(&config, &text, &Stopper::listen(flags.grace, None)?);

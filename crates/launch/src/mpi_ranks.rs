@@ -40,34 +40,36 @@ impl MpiRanks {
         check_rank(rank, world_size, [of_rank, of_size])?;
         let local_rank = number(of_local_rank, get(of_local_rank))?;
         let local_world_size = match of_local_size {
-            SLURM_STEP_TASKS_PER_NODE => tasks_per_node(get(of_local_size).unwrap_or_default())?,
+            SLURM_STEP_TASKS_PER_NODE => {
+                tasks_per_node(of_local_size, get(of_local_size).unwrap_or_default())?
+            }
             _ => number(of_local_size, get(of_local_size))?,
         };
         let ranks = MpiRanks { rank, world_size, local_rank, local_world_size };
         if world_size > 1 {
-            ranks.check(names)?;
+            check_positions(ranks, names)?;
         }
         Ok(Some(ranks))
     }
+}
 
-    /// Checks that every host has the same number of ranks, one after the other.
-    fn check(&self, names: [&'static str; 4]) -> Result<(), LaunchError> {
-        let MpiRanks { rank, world_size, local_rank, local_world_size } = *self;
-        let [of_rank, of_size, of_local_rank, of_local_size] = names;
-        if local_world_size == 0 || !world_size.is_multiple_of(local_world_size) {
-            return Err(conflict(format!(
-                "{of_size} is {world_size}, which is not a multiple of {of_local_size} {local_world_size}; every host \
-                 must have the same number of ranks"
-            )));
-        }
-        if rank % local_world_size != local_rank {
-            return Err(conflict(format!(
-                "{of_rank} is {rank} and {of_local_rank} {local_rank} of {local_world_size}; the ranks of a host must \
-                 follow each other (mpiexec -ppn {local_world_size}, srun --distribution=block)"
-            )));
-        }
-        Ok(())
+/// Checks that every host has the same number of ranks, one after the other.
+pub(crate) fn check_positions(ranks: MpiRanks, names: [&'static str; 4]) -> Result<(), LaunchError> {
+    let MpiRanks { rank, world_size, local_rank, local_world_size } = ranks;
+    let [of_rank, of_size, of_local_rank, of_local_size] = names;
+    if local_world_size == 0 || !world_size.is_multiple_of(local_world_size) {
+        return Err(conflict(format!(
+            "{of_size} is {world_size}, which is not a multiple of {of_local_size} {local_world_size}; every host \
+             must have the same number of ranks"
+        )));
     }
+    if rank % local_world_size != local_rank {
+        return Err(conflict(format!(
+            "{of_rank} is {rank} and {of_local_rank} {local_rank} of {local_world_size}; the ranks of a host must \
+             follow each other (mpiexec -ppn {local_world_size}, srun --distribution=block)"
+        )));
+    }
+    Ok(())
 }
 
 /// No launcher has set all its variables. A rank that does not know the others must not train alone.
@@ -86,14 +88,14 @@ fn incomplete(get: &dyn Fn(&'static str) -> Option<String>) -> Result<Option<Mpi
 }
 
 /// Slurm's number of tasks on each host, such as `4(x2)` or `4,4`, if it is the same on all.
-fn tasks_per_node(text: String) -> Result<u32, LaunchError> {
+pub(crate) fn tasks_per_node(name: &'static str, text: String) -> Result<u32, LaunchError> {
     let count = |part: &str| part.split('(').next().and_then(|number| number.trim().parse::<u32>().ok());
     let counts: Option<Vec<u32>> = text.split(',').map(count).collect();
     match counts.as_deref() {
         Some([first, rest @ ..]) if rest.iter().all(|one| one == first) => Ok(*first),
         _ => {
             let want = "expected the same number of ranks on every host";
-            Err(LaunchError::Variable { name: SLURM_STEP_TASKS_PER_NODE, value: text, want })
+            Err(LaunchError::Variable { name, value: text, want })
         }
     }
 }
@@ -103,7 +105,7 @@ mod tests {
     use insta::assert_snapshot;
 
     use crate::error::LaunchError;
-    use crate::world::World;
+    use crate::world::{StartedBy, World};
 
     fn read(text: &str) -> Result<Option<World>, LaunchError> {
         World::read(&|name| {
@@ -129,7 +131,10 @@ mod tests {
         ] {
             let world = read(text).unwrap().unwrap();
             assert_eq!((world.rank, world.world_size, world.local_rank, world.node), (5, 8, 1, 1), "{text}");
-            assert!(world.by_mpi && world.nodes() == 2 && world.master_addr.is_empty(), "{text}");
+            assert!(
+                world.started_by == StartedBy::Mpi && world.nodes() == 2 && world.master_addr.is_empty(),
+                "{text}"
+            );
             let here = read(&format!("{text} MASTER_ADDR=alpha MASTER_PORT=77")).unwrap().unwrap();
             assert_eq!((&*here.master_addr, here.port), ("alpha", 77));
         }
@@ -141,7 +146,7 @@ mod tests {
     fn the_variables_of_torchrun_come_first_and_one_rank_is_no_world() {
         let both = read("RANK=0 WORLD_SIZE=2 PMI_RANK=1 PMI_SIZE=4 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=4");
         let world = both.unwrap().unwrap();
-        assert_eq!((world.rank, world.world_size, world.by_mpi), (0, 2, false));
+        assert_eq!((world.rank, world.world_size, world.started_by), (0, 2, StartedBy::Launcher));
         assert_eq!(read("PMI_RANK=0 PMI_SIZE=1 MPI_LOCALRANKID=0 MPI_LOCALNRANKS=1").unwrap(), None);
         assert_eq!(read("PMIX_RANK=0 SLURM_STEP_NUM_TASKS=1").unwrap(), None);
         assert_eq!(read("SLURM_STEP_NUM_TASKS=4 SLURM_LOCALID=1").unwrap(), None);

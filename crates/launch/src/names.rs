@@ -86,3 +86,49 @@ pub const SLURM_STEP_TASKS_PER_NODE: &str = "SLURM_STEP_TASKS_PER_NODE";
 pub const SLURM_LOCALID: &str = "SLURM_LOCALID";
 /// The folder of the MPI library, and of no other. Read.
 pub const MPI_DIR: &str = "LOCKSTEP_MPI_DIR";
+/// This task, and the number of tasks of a step or of its job, without MPI. Read.
+pub const SLURM_PROCID: &str = "SLURM_PROCID";
+/// Read where [`SLURM_STEP_NUM_TASKS`] is not set.
+pub const SLURM_NTASKS: &str = "SLURM_NTASKS";
+/// The tasks on each host of the job, such as `4(x2)`. Read where [`SLURM_STEP_TASKS_PER_NODE`] is not set.
+pub const SLURM_TASKS_PER_NODE: &str = "SLURM_TASKS_PER_NODE";
+/// See [`SLURM_TASKS_PER_NODE`].
+pub const SLURM_NTASKS_PER_NODE: &str = "SLURM_NTASKS_PER_NODE";
+/// The number of srun's step. Read, to tell a step from the script of a job.
+pub const SLURM_STEP_ID: &str = "SLURM_STEP_ID";
+/// The older name of [`SLURM_STEP_ID`]. Read.
+pub const SLURM_STEPID: &str = "SLURM_STEPID";
+/// The hosts of the step, or else of the job; the first one is that of rank 0. Read.
+pub const SLURM_STEP_NODELIST: &str = "SLURM_STEP_NODELIST";
+/// See [`SLURM_STEP_NODELIST`].
+pub const SLURM_JOB_NODELIST: &str = "SLURM_JOB_NODELIST";
+/// See [`SLURM_STEP_NODELIST`].
+pub const SLURM_NODELIST: &str = "SLURM_NODELIST";
+/// The nodes of the step. Read by a launcher that srun starts on every node.
+pub const SLURM_STEP_NUM_NODES: &str = "SLURM_STEP_NUM_NODES";
+/// The nodes of the job. Read where [`SLURM_STEP_NUM_NODES`] is not set.
+pub const SLURM_NNODES: &str = "SLURM_NNODES";
+/// The index of the node in its step. Read by a launcher that srun starts on every node.
+pub const SLURM_NODEID: &str = "SLURM_NODEID";
+/// The number of the job; the port of the rendezvous is derived from it. Read.
+pub const SLURM_JOB_ID: &str = "SLURM_JOB_ID";
+/// torchrun's `--nnodes`, as Kubeflow sets it. Read by the launcher.
+pub const PET_NNODES: &str = "PET_NNODES";
+/// torchrun's `--node-rank`. Read by the launcher.
+pub const PET_NODE_RANK: &str = "PET_NODE_RANK";
+/// torchrun's `--nproc-per-node`. Read by the launcher.
+pub const PET_NPROC_PER_NODE: &str = "PET_NPROC_PER_NODE";
+/// torchrun's `--master-addr`. Read by the launcher.
+pub const PET_MASTER_ADDR: &str = "PET_MASTER_ADDR";
+/// torchrun's `--master-port`. Read by the launcher.
+pub const PET_MASTER_PORT: &str = "PET_MASTER_PORT";
+/// The number of nodes of a SkyPilot task. Read by the launcher.
+pub const SKYPILOT_NUM_NODES: &str = "SKYPILOT_NUM_NODES";
+/// The index of this node. Read by the launcher.
+pub const SKYPILOT_NODE_RANK: &str = "SKYPILOT_NODE_RANK";
+/// The addresses of the nodes, a line each. Read by the launcher.
+pub const SKYPILOT_NODE_IPS: &str = "SKYPILOT_NODE_IPS";
+/// The GPUs of each node: so many ranks, unless `--nproc` or the configuration says otherwise. Read by the launcher.
+pub const SKYPILOT_NUM_GPUS_PER_NODE: &str = "SKYPILOT_NUM_GPUS_PER_NODE";
+/// The index of a pod in an Indexed Job of Kubernetes, which is its node. Read by the launcher of several nodes.
+pub const JOB_COMPLETION_INDEX: &str = "JOB_COMPLETION_INDEX";

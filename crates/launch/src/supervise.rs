@@ -20,7 +20,7 @@ use crate::signals::{EndSignal, Signals};
 use crate::spawn::{RankProcess, Scratch};
 use crate::stop_policy::{Action, Event, Restarts, StopPolicy};
 use crate::token::Token;
-use crate::world::{DEFAULT_PORT, LOOPBACK, RendezvousHost, World};
+use crate::world::{DEFAULT_PORT, LOOPBACK, RendezvousHost, StartedBy, World};
 
 /// What to start on this node, and how.
 #[derive(Clone, Debug)]
@@ -300,7 +300,7 @@ impl Attempt<'_> {
                 port: self.port,
                 server: RendezvousHost::Launcher,
                 restart: self.number,
-                by_mpi: false,
+                started_by: StartedBy::Launcher,
             };
             match RankProcess::start(self.job, &world, Some(self.token), self.scratch) {
                 Ok(rank) => ranks.push(rank),

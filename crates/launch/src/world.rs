@@ -4,9 +4,11 @@
 //! variables. Variables that a shell loop leaves out are derived if there is only one possible value. Contradictions
 //! are errors that name the variables. Where none of them is set, those of MPI launchers are read ([`MpiRanks`]).
 
+use crate::cluster_node::{is_slurm_step, slurm_first_host, slurm_port};
 use crate::error::LaunchError;
 use crate::mpi_ranks::MpiRanks;
 use crate::names::*;
+use crate::slurm_tasks;
 
 /// The process that runs the rendezvous server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +17,19 @@ pub enum RendezvousHost {
     Launcher,
     /// A thread of rank 0's process, if another launcher started the ranks.
     RankZero,
+}
+
+/// What has started the processes of the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StartedBy {
+    /// A launcher that sets torchrun's variables: ours, torchrun, DeepSpeed's, a shell loop.
+    Launcher,
+    /// A launcher of MPI: mpiexec, or srun with PMI or PMIx.
+    Mpi,
+    /// srun, without MPI.
+    Slurm,
+    /// Slurm: perhaps srun, perhaps sbatch, which sets the same variables for its script.
+    SlurmJob,
 }
 
 /// This process's position among the ranks of its run.
@@ -31,8 +46,7 @@ pub struct World {
     pub server: RendezvousHost,
     /// How many times the ranks have been restarted.
     pub restart: u32,
-    /// Whether an MPI launcher (mpiexec, srun) started the ranks.
-    pub by_mpi: bool,
+    pub started_by: StartedBy,
 }
 
 /// An upper limit on the number of ranks, to catch typing errors.
@@ -51,7 +65,7 @@ impl World {
         let get = |name: &'static str| get(name).filter(|value| !value.is_empty());
         let number = |name: &'static str| read_number(name, get(name));
         let (rank, world_size) = match (number(RANK)?, number(WORLD_SIZE)?) {
-            (None, None) => return read_mpi(&get),
+            (None, None) => return read_scheduler(&get),
             (None, Some(1)) => (0, 1),
             (Some(rank), Some(size)) => (rank, size),
             (Some(rank), None) => return Err(missing(WORLD_SIZE, format!("{RANK} is {rank}"))),
@@ -110,7 +124,7 @@ impl World {
             port: port(&get)?,
             server: server(&get),
             restart: restart(&get)?,
-            by_mpi: false,
+            started_by: StartedBy::Launcher,
         }))
     }
 
@@ -135,11 +149,27 @@ impl World {
     }
 }
 
-/// The world of ranks that an MPI launcher has started. `None` if it has started one, or none.
-fn read_mpi(get: &dyn Fn(&'static str) -> Option<String>) -> Result<Option<World>, LaunchError> {
-    let Some(ranks) = MpiRanks::read(get)?.filter(|ranks| ranks.world_size > 1) else { return Ok(None) };
+/// The world of ranks that MPI or Slurm has started. `None` if it has started one, or none.
+fn read_scheduler(get: &dyn Fn(&'static str) -> Option<String>) -> Result<Option<World>, LaunchError> {
+    let by_mpi = MpiRanks::read(get)?.filter(|ranks| ranks.world_size > 1);
+    let (ranks, started_by) = match by_mpi {
+        Some(ranks) => (ranks, StartedBy::Mpi),
+        None => match slurm_tasks::read(get)? {
+            Some(tasks) if is_slurm_step(get) => (tasks, StartedBy::Slurm),
+            Some(tasks) => (tasks, StartedBy::SlurmJob),
+            None => return Ok(None),
+        },
+    };
     let MpiRanks { rank, world_size, local_rank, local_world_size } = ranks;
     let one_host = world_size == local_world_size;
+    let first_host = match get(MASTER_ADDR) {
+        None if started_by != StartedBy::Mpi => slurm_first_host(get)?,
+        given => given,
+    };
+    let own_port = match (get(MASTER_PORT), started_by) {
+        (None, StartedBy::Slurm | StartedBy::SlurmJob) => slurm_port(get)?,
+        _ => None,
+    };
     Ok(Some(World {
         rank,
         world_size,
@@ -147,11 +177,11 @@ fn read_mpi(get: &dyn Fn(&'static str) -> Option<String>) -> Result<Option<World
         local_world_size,
         node: rank / local_world_size,
         // Empty: the ranks find rank 0 through MPI.
-        master_addr: if one_host { LOOPBACK.into() } else { get(MASTER_ADDR).unwrap_or_default() },
-        port: port(get)?,
+        master_addr: if one_host { LOOPBACK.into() } else { first_host.unwrap_or_default() },
+        port: own_port.filter(|_| get(PORT).is_none()).map_or_else(|| port(get), Ok)?,
         server: server(get),
         restart: restart(get)?,
-        by_mpi: true,
+        started_by,
     }))
 }
 
@@ -185,17 +215,10 @@ pub(crate) fn check_rank(rank: u32, world_size: u32, names: [&'static str; 2]) -
 }
 
 fn port(get: &dyn Fn(&'static str) -> Option<String>) -> Result<u16, LaunchError> {
-    let read = |name: &'static str| match get(name) {
-        None => Ok(None),
-        Some(value) => match value.parse::<u16>() {
-            Ok(port) if port > 0 => Ok(Some(port)),
-            _ => Err(LaunchError::Variable { name, value, want: "expected a port from 1 to 65535" }),
-        },
-    };
-    if let Some(port) = read(PORT)? {
+    if let Some(port) = read_port(PORT, get)? {
         return Ok(port);
     }
-    let port = read(MASTER_PORT)?.unwrap_or(DEFAULT_PORT);
+    let port = read_port(MASTER_PORT, get)?.unwrap_or(DEFAULT_PORT);
     let used_by_torchrun = get(TORCHELASTIC_USE_AGENT_STORE).is_some_and(|v| v.eq_ignore_ascii_case("true"));
     if !used_by_torchrun {
         return Ok(port);
@@ -209,6 +232,17 @@ pub(crate) fn read_number(name: &'static str, value: Option<String>) -> Result<O
     match value.trim().parse() {
         Ok(number) => Ok(Some(number)),
         Err(_) => Err(LaunchError::Variable { name, value, want: "expected a whole number, 0 or greater" }),
+    }
+}
+
+pub(crate) fn read_port(
+    name: &'static str,
+    get: &dyn Fn(&'static str) -> Option<String>,
+) -> Result<Option<u16>, LaunchError> {
+    let Some(value) = get(name) else { return Ok(None) };
+    match value.parse::<u16>() {
+        Ok(port) if port > 0 => Ok(Some(port)),
+        _ => Err(LaunchError::Variable { name, value, want: "expected a port from 1 to 65535" }),
     }
 }
 

@@ -7,6 +7,42 @@ pub(super) fn nnodes(text: &str) -> Result<u16, String> {
     text.parse().ok().filter(|n| *n > 0).ok_or_else(|| "expected a number from 1 to 65535".into())
 }
 
+/// torchrun's kinds of rendezvous. Others need a service of their own.
+pub(super) fn rendezvous(text: &str) -> Result<String, String> {
+    match text {
+        "static" | "c10d" => Ok(text.to_owned()),
+        _ => Err("only static and c10d work: nodes find each other at node 0's address".into()),
+    }
+}
+
+/// A host and, unless it is left to the default, a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    pub(crate) host: String,
+    pub(crate) port: Option<u16>,
+}
+
+impl std::str::FromStr for Endpoint {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Endpoint, String> {
+        let wrong = || "expected HOST:PORT".to_owned();
+        let (host, port) = match text.strip_prefix('[') {
+            Some(address) => {
+                let (host, rest) = address.split_once(']').ok_or_else(wrong)?;
+                (host, if rest.is_empty() { None } else { Some(rest.strip_prefix(':').ok_or_else(wrong)?) })
+            }
+            None => text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port))),
+        };
+        let port = port.map(|port| port.parse().map_err(|_| wrong())).transpose()?;
+        // torchrun takes any free port for 0, which other nodes cannot know.
+        match host.is_empty() {
+            true => Err(wrong()),
+            false => Ok(Endpoint { host: host.to_owned(), port: port.filter(|port| *port != 0) }),
+        }
+    }
+}
+
 pub(crate) fn tee(text: &str) -> Result<u8, String> {
     match text.parse() {
         Ok(bits @ 0..=3) => Ok(bits),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::parsers::{nnodes, seconds, tee};
+use super::parsers::{Endpoint, nnodes, rendezvous, seconds, tee};
 use crate::inputs::LINE;
 use crate::stop;
 
@@ -79,8 +79,20 @@ pub(crate) struct LaunchFlags {
     /// Connect to node 0 at this port [default: 29500; any free port on a single node]
     #[arg(long, value_name = "PORT", alias = "master_port", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) master_port: Option<u16>,
+    /// Connect to node 0 at this address, torchrun's name for --master-addr and --master-port
+    #[arg(long, value_name = "HOST:PORT", alias = "rdzv_endpoint", conflicts_with_all = ["master_addr", "master_port"])]
+    pub(crate) rdzv_endpoint: Option<Endpoint>,
+    /// Nodes always find each other at node 0's address, as with torchrun's `static` and `c10d`.
+    #[arg(long, value_name = "NAME", alias = "rdzv_backend", value_parser = rendezvous, hide = true)]
+    pub(crate) rdzv_backend: Option<String>,
+    /// The token tells runs apart.
+    #[arg(long, value_name = "ID", alias = "rdzv_id", hide = true)]
+    pub(crate) rdzv_id: Option<String>,
+    /// --join-timeout sets what torchrun's timeouts do.
+    #[arg(long, value_name = "CONF", alias = "rdzv_conf", hide = true)]
+    pub(crate) rdzv_conf: Option<String>,
     /// Train on this node only, at any free port
-    #[arg(long, conflicts_with_all = ["nnodes", "node_rank", "master_addr", "master_port"])]
+    #[arg(long, conflicts_with_all = ["nnodes", "node_rank", "master_addr", "master_port", "rdzv_endpoint"])]
     pub(crate) standalone: bool,
     /// Restart all ranks up to this many times when one fails; they resume from the newest checkpoint
     #[arg(long, value_name = "N", alias = "max_restarts", default_value_t = 0)]
@@ -111,6 +123,10 @@ impl Default for LaunchFlags {
             node_rank: None,
             master_addr: None,
             master_port: None,
+            rdzv_endpoint: None,
+            rdzv_backend: None,
+            rdzv_id: None,
+            rdzv_conf: None,
             standalone: false,
             max_restarts: 0,
             join_timeout: None,
@@ -130,6 +146,7 @@ impl LaunchFlags {
             || self.node_rank.is_some()
             || self.master_addr.is_some()
             || self.master_port.is_some()
+            || self.rdzv_endpoint.is_some()
             || self.standalone
             || self.log_dir.is_some()
             || self.supervises()

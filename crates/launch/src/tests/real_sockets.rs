@@ -61,7 +61,7 @@ impl Rendezvous {
             port: self.addr().port(),
             server: RendezvousHost::Launcher,
             restart: 0,
-            by_mpi: false,
+            started_by: StartedBy::Launcher,
         }
     }
 
@@ -417,7 +417,7 @@ fn rank_zero_runs_the_rendezvous() {
         port,
         server: RendezvousHost::RankZero,
         restart: 0,
-        by_mpi: false,
+        started_by: StartedBy::Launcher,
     };
     let ranks: Vec<_> = (0..3)
         .rev()
@@ -448,7 +448,7 @@ fn several_nodes_need_a_token() {
         port: 1,
         server: RendezvousHost::RankZero,
         restart: 0,
-        by_mpi: false,
+        started_by: StartedBy::Launcher,
     };
     let error = join(&world, options(None)).err().unwrap();
     assert_snapshot!(error, @"a run on 2 nodes needs a token, but none is set");
