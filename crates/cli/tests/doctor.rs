@@ -37,7 +37,7 @@ fn a_line_for_every_part() {
     let text = output(&mut doctor(&folder, &[]));
     // A GPU driver may take longer to start.
     if !std::path::Path::new("/dev/nvidiactl").exists() {
-        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
     }
     assert_eq!(folder.tree(), before);
     // The findings and the number of GPUs differ between machines.

@@ -160,7 +160,7 @@ fn ranks_do_not_outlive_a_killed_launcher() {
     let start = Instant::now();
     running.launcher.wait().unwrap();
     while running.ranks.iter().any(|pid| is_alive(*pid)) {
-        assert!(start.elapsed() < Duration::from_secs(3), "ranks are left");
+        assert!(start.elapsed() < Duration::from_secs(10), "ranks are left");
         std::thread::sleep(Duration::from_millis(1));
     }
     println!("all ended {:?} after the launcher was killed", start.elapsed());
@@ -218,7 +218,7 @@ fn a_node_that_is_lost() {
     drop(lines);
     let output = zero.wait_with_output().unwrap();
     println!("the other node ended {:?} after this one was killed", start.elapsed());
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     assert_eq!(output.status.code(), Some(71));
     assert_snapshot!(nameless(&String::from_utf8(output.stderr).unwrap()), @r"
     error: lost rank 1 (pid [pid] on [host]): its connection closed unexpectedly

@@ -201,7 +201,7 @@ fn an_abort_ends_a_wait() {
             });
         });
         assert_eq!(error, CommError::Aborted { why: "rank 7 failed".into() }, "{carrier:?}");
-        assert!((0.1..0.6).contains(&waited.as_secs_f64()), "{carrier:?}: {waited:?}");
+        assert!((0.1..3.0).contains(&waited.as_secs_f64()), "{carrier:?}: {waited:?}");
     }
 }
 
@@ -216,7 +216,7 @@ fn a_rank_that_leaves_is_noticed_at_once() {
             }
             let start = Instant::now();
             let error = member.comm.barrier(&group, 2).expect_err("rank 1 has left");
-            assert!(start.elapsed() < Duration::from_millis(500), "{carrier:?}: {:?}", start.elapsed());
+            assert!(start.elapsed() < Duration::from_secs(3), "{carrier:?}: {:?}", start.elapsed());
             Some(error)
         });
         let error = outcomes[0].as_ref().unwrap();

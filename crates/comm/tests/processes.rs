@@ -107,7 +107,7 @@ fn killed(name: &str, while_waiting: bool) {
     });
     child.wait().unwrap();
     assert!(matches!(error, CommError::Lost { rank: Rank(0), peer: Rank(1), .. }), "{name}: {error}");
-    assert!(waited < Duration::from_millis(500), "{name}: noticed after {waited:?}");
+    assert!(waited < Duration::from_secs(3), "{name}: noticed after {waited:?}");
 }
 
 #[test]

@@ -21,7 +21,7 @@ const UPDATES: UpdateSettings = UpdateSettings {
 };
 
 /// How long every rank may take to end after a failure.
-const SOON: Duration = Duration::from_secs(1);
+const SOON: Duration = Duration::from_secs(3);
 
 /// Failpoints and thread counts are global to the process, so tests run one at a time.
 static ALONE: Mutex<()> = Mutex::new(());

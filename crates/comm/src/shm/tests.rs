@@ -97,7 +97,7 @@ fn a_doorbell_works_through_a_read_only_mapping() {
             b.ring_doorbell(Rank(0));
         });
         let start = std::time::Instant::now();
-        assert!(matches!(sleep(0, 900), Ok(()) | Err(Errno::AGAIN)));
-        assert!(start.elapsed() < Duration::from_millis(800), "{:?}", start.elapsed());
+        assert!(matches!(sleep(0, 20_000), Ok(()) | Err(Errno::AGAIN)));
+        assert!(start.elapsed() < Duration::from_secs(10), "{:?}", start.elapsed());
     });
 }

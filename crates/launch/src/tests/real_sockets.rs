@@ -12,6 +12,8 @@ use crate::wire::{Hello, VERSION};
 use crate::*;
 
 const TOKEN: &str = "correct horse battery staple";
+/// Milliseconds on an idle machine. All timeouts are longer.
+const SOON: Duration = Duration::from_secs(3);
 
 fn token(text: &str) -> Token {
     Token::read(&|name| (name == names::TOKEN).then(|| text.into())).unwrap().unwrap()
@@ -163,7 +165,7 @@ fn a_failure_reaches_every_rank_with_its_cause() {
     let errors = waiting.join().unwrap();
     let (hook, at) = receive.recv().unwrap();
     println!("reported in {:?}", at - start);
-    assert!(at - start < Duration::from_millis(500));
+    assert!(at - start < SOON);
     assert!(errors.iter().all(|error| *error == hook));
     assert_snapshot!(without_pids(&hook), @"rank 1 (pid [pid] on [host]) failed with exit code 65: data.jsonl row 3: no text");
     let RendezvousOutcome::Failed(abort) = rendezvous.server.wait() else { panic!() };
@@ -177,7 +179,7 @@ fn a_lost_rank_is_named() {
     let start = Instant::now();
     drop(sessions.remove(0));
     let error = sessions.remove(0).barrier("step").unwrap_err();
-    assert!(start.elapsed() < Duration::from_millis(500), "{:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
     assert_snapshot!(without_pids(&error.to_string()), @"lost rank 0 (pid [pid] on [host]): its connection closed unexpectedly");
 }
 
@@ -279,7 +281,7 @@ fn unknown_clients_are_rejected_at_once_and_the_run_continues() {
     let earlier = Hello { attempt: 3, ..hello }.to_bytes();
     for bytes in [b"GET / HTTP/1.1\r\n\r\n".as_slice(), &[0; 4096], &too_long, &other, &earlier] {
         let (took, answer) = send_and_wait_for_close(addr, bytes);
-        assert!(took < Duration::from_millis(100), "{took:?}");
+        assert!(took < SOON, "{took:?}");
         assert!(answer.len() <= 64);
     }
     let mut stream = TcpStream::connect(addr).unwrap();
@@ -290,7 +292,7 @@ fn unknown_clients_are_rejected_at_once_and_the_run_continues() {
     stream.write_all(&[1; 32]).unwrap();
     let mut rest = Vec::new();
     let _ = stream.read_to_end(&mut rest);
-    assert!(start.elapsed() < Duration::from_millis(100), "{:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
     // A truncated hello.
     drop({
         let mut stream = TcpStream::connect(addr).unwrap();
@@ -299,7 +301,7 @@ fn unknown_clients_are_rejected_at_once_and_the_run_continues() {
     });
     let start = Instant::now();
     let wrong = join(&rendezvous.world(1), options(Some(token("another token, long enough")))).err().unwrap();
-    assert!(start.elapsed() < Duration::from_millis(200), "{:?}", start.elapsed());
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
     assert!(matches!(wrong, LaunchError::WrongToken { .. }), "{wrong}");
     assert!(matches!(join(&rendezvous.world(0), options(None)), Err(LaunchError::WrongToken { .. })));
     assert_snapshot!(rendezvous.log_lines(9), @r"
@@ -341,7 +343,7 @@ fn a_recorded_handshake_cannot_be_replayed() {
     let mut answer = Vec::new();
     let start = Instant::now();
     replay.read_to_end(&mut answer).unwrap();
-    assert!(start.elapsed() < Duration::from_millis(100));
+    assert!(start.elapsed() < SOON);
     assert_eq!(
         crate::wire::Reply::from_bytes(answer[..].try_into().unwrap()).unwrap().status,
         wire::ReplyStatus::WrongProof

@@ -12,7 +12,7 @@ use crate::{Inputs, convert, launch_settings, load_inputs, referenced_files, tra
 use crate::{MAX_TEXT_BYTES, Purpose};
 
 /// Far more than any text needs, and far less than anybody waits.
-const LONG: Duration = Duration::from_secs(10);
+const LONG: Duration = Duration::from_secs(60);
 
 const OURS: &str = "\
 model: {architectures: [LlamaForCausalLM], hidden_size: 32, num_hidden_layers: 2}
