@@ -151,7 +151,9 @@ impl Console for Terminal {
 
 /// Fails if this process is already a rank, which cannot start others.
 pub(crate) fn check_not_a_rank() -> Result<(), Failure> {
-    match variable(names::RANK) {
+    // Kubeflow sets RANK for nodes.
+    let is_node = variable(names::PET_NODE_RANK).is_some() && variable(names::LOCAL_RANK).is_none();
+    match variable(names::RANK).filter(|_| !is_node) {
         Some(rank) => Err(Box::new(FlagError::Nested { because: format!("{} is {rank}", names::RANK) })),
         None => Ok(()),
     }

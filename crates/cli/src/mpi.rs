@@ -121,7 +121,14 @@ pub(crate) fn rendezvous(world: &World) -> Result<(World, Option<Token>), Launch
         return Ok((world.clone(), token));
     }
     let failed = |cause: CommError| LaunchError::NoMpiRendezvous { why: cause.to_string() };
-    let started = open().and_then(|mpi| start(mpi, world, Abort::default())).map_err(failed)?;
+    let mpi = match open() {
+        Ok(mpi) => mpi,
+        Err(cause) => {
+            let slurm = World::read_slurm(&variable)?.filter(|world| !world.master_addr.is_empty());
+            return slurm.map(|world| (world, token)).ok_or(failed(cause));
+        }
+    };
+    let started = start(mpi, world, Abort::default()).map_err(failed)?;
     let mine = if world.rank == 0 { address(token.as_ref())? } else { String::new() };
     let found = from_rank_zero(&started, world, &mine).map_err(failed)?;
     *STARTED.lock().unwrap_or_else(PoisonError::into_inner) = Some(started);

@@ -22,7 +22,8 @@ fn first_step() -> Duration {
 /// One of several does: other tests run beside this one.
 #[test]
 fn the_first_step_comes_within_half_a_second() {
-    let times: Vec<Duration> = (0..20).map(|_| first_step()).take_while(|time| time.as_millis() >= 500).collect();
+    let times: Vec<Duration> =
+        (0..20).map(|_| first_step()).take_while(|time| time.as_millis() >= 500).collect();
     println!("starts of half a second and longer: {times:.1?}");
     assert!(times.len() < 20, "{times:?}");
 }

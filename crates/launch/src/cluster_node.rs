@@ -197,6 +197,21 @@ mod tests {
     }
 
     #[test]
+    fn kubeflow_names_nodes_as_if_they_were_ranks() {
+        let world = |text: &str| {
+            let get = |name: &str| {
+                text.split_whitespace().find_map(|pair| {
+                    pair.split_once('=').filter(|(key, _)| *key == name).map(|(_, value)| value.to_owned())
+                })
+            };
+            crate::World::read(&get).unwrap().map(|world| world.rank)
+        };
+        let node = "RANK=1 WORLD_SIZE=4 PET_NODE_RANK=1 PET_NNODES=4";
+        assert_eq!(world(node), None);
+        assert_eq!(world(&format!("{node} LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=a")), Some(1));
+    }
+
+    #[test]
     fn ranks_of_a_node() {
         let nproc = |text| read(text).unwrap().nproc.map(|given| given.value);
         assert_eq!(nproc("PET_NPROC_PER_NODE=gpu SKYPILOT_NUM_GPUS_PER_NODE=8").as_deref(), Some("gpu"));

@@ -64,7 +64,10 @@ impl World {
     pub fn read(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<World>, LaunchError> {
         let get = |name: &'static str| get(name).filter(|value| !value.is_empty());
         let number = |name: &'static str| read_number(name, get(name));
+        // Kubeflow sets RANK and WORLD_SIZE for nodes, from which torchrun starts ranks.
+        let is_node = get(PET_NODE_RANK).is_some() && get(LOCAL_RANK).is_none();
         let (rank, world_size) = match (number(RANK)?, number(WORLD_SIZE)?) {
+            _ if is_node => return Ok(None),
             (None, None) => return read_scheduler(&get),
             (None, Some(1)) => (0, 1),
             (Some(rank), Some(size)) => (rank, size),
@@ -128,6 +131,11 @@ impl World {
         }))
     }
 
+    /// The world as Slurm alone describes it, where MPI has started the ranks but its library is missing.
+    pub fn read_slurm(get: &dyn Fn(&str) -> Option<String>) -> Result<Option<World>, LaunchError> {
+        read_slurm(&|name: &'static str| get(name).filter(|value| !value.is_empty()))
+    }
+
     /// The environment variables that describe this rank.
     pub fn variables(&self) -> Vec<(&'static str, String)> {
         let mut list = vec![
@@ -152,14 +160,23 @@ impl World {
 /// The world of ranks that MPI or Slurm has started. `None` if it has started one, or none.
 fn read_scheduler(get: &dyn Fn(&'static str) -> Option<String>) -> Result<Option<World>, LaunchError> {
     let by_mpi = MpiRanks::read(get)?.filter(|ranks| ranks.world_size > 1);
-    let (ranks, started_by) = match by_mpi {
-        Some(ranks) => (ranks, StartedBy::Mpi),
-        None => match slurm_tasks::read(get)? {
-            Some(tasks) if is_slurm_step(get) => (tasks, StartedBy::Slurm),
-            Some(tasks) => (tasks, StartedBy::SlurmJob),
-            None => return Ok(None),
-        },
-    };
+    match by_mpi {
+        Some(ranks) => world_of(ranks, StartedBy::Mpi, get).map(Some),
+        None => read_slurm(get),
+    }
+}
+
+fn read_slurm(get: &dyn Fn(&'static str) -> Option<String>) -> Result<Option<World>, LaunchError> {
+    let started_by = if is_slurm_step(get) { StartedBy::Slurm } else { StartedBy::SlurmJob };
+    let tasks = slurm_tasks::read(get)?;
+    tasks.map(|tasks| world_of(tasks, started_by, get)).transpose()
+}
+
+fn world_of(
+    ranks: MpiRanks,
+    started_by: StartedBy,
+    get: &dyn Fn(&'static str) -> Option<String>,
+) -> Result<World, LaunchError> {
     let MpiRanks { rank, world_size, local_rank, local_world_size } = ranks;
     let one_host = world_size == local_world_size;
     let first_host = match get(MASTER_ADDR) {
@@ -170,7 +187,7 @@ fn read_scheduler(get: &dyn Fn(&'static str) -> Option<String>) -> Result<Option
         (None, StartedBy::Slurm | StartedBy::SlurmJob) => slurm_port(get)?,
         _ => None,
     };
-    Ok(Some(World {
+    Ok(World {
         rank,
         world_size,
         local_rank,
@@ -182,7 +199,7 @@ fn read_scheduler(get: &dyn Fn(&'static str) -> Option<String>) -> Result<Option
         server: server(get),
         restart: restart(get)?,
         started_by,
-    }))
+    })
 }
 
 fn server(get: &dyn Fn(&'static str) -> Option<String>) -> RendezvousHost {
