@@ -10,6 +10,7 @@ mod bench;
 mod commands;
 mod completions;
 mod dependencies;
+mod deploy;
 mod device;
 mod dialects;
 mod docs;

@@ -14,7 +14,7 @@ fn root() -> PathBuf {
 }
 
 /// One YAML document as JSON. Scalars stay strings; a repeated key is an error, as it is for the workflow's runner.
-fn yaml(source: &str) -> Value {
+pub(crate) fn yaml(source: &str) -> Value {
     fn node<'a>(event: Event<'a>, events: &mut dyn Iterator<Item = Event<'a>>) -> Value {
         match event {
             Event::Scalar(text, ..) => Value::String(text.into_owned()),
