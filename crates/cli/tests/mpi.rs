@@ -80,7 +80,11 @@ impl Outcome {
         }
         let differing = self.weights.iter().zip(&other.weights).find(|(a, b)| (*a - *b).abs() > 1e-5);
         assert_eq!(differing, None, "{what}");
-        assert!(self.log.contains("ranks over MPICH") && self.log.contains("sum over ranks: MPI, "), "{}", self.log);
+        assert!(
+            self.log.contains("ranks over MPICH") && self.log.contains("sum over ranks: MPI, "),
+            "{}",
+            self.log
+        );
     }
 }
 
@@ -136,36 +140,59 @@ fn half_precision_through_our_launcher() {
     }
 }
 
-/// Two hosts with names and addresses of their own. Nothing but MPI tells a rank where rank 0 is.
-#[test]
-fn two_hosts_find_each_other_through_mpi() {
-    let Some((_, mpiexec)) = installed() else { return };
-    let hosts = match Hosts::make("m") {
+/// Two hosts with names and addresses of their own. `None`, with the reason printed: they cannot be made.
+fn two_hosts(tag: &str, folder: &Folder) -> Option<Hosts> {
+    let hosts = match Hosts::make(tag) {
         Ok(hosts) => hosts,
-        Err(why) => return println!("skipped: network namespaces cannot be made here ({why})"),
+        Err(why) => {
+            println!("skipped: network namespaces cannot be made here ({why})");
+            return None;
+        }
     };
     if !Command::new("unshare").args(["--uts", "true"]).status().is_ok_and(|status| status.success()) {
-        return println!("skipped: a host's name cannot be changed here (unshare --uts)");
+        println!("skipped: a host's name cannot be changed here (unshare --uts)");
+        return None;
     }
-    let expected = over_shared_memory("4", &[]);
-    let folder = Folder::new(RUN);
-    // mpiexec starts its proxy on the other host through this, in place of ssh: options, the host and the command.
+    // mpiexec starts its proxies through this, in place of ssh: options, the host and the command.
     let [first, second] = Hosts::ADDRESSES;
     let enter = format!(
-        "#!/bin/sh\nwhile [ \"$1\" != {second} ]; do shift; done; shift\n\
-         exec ip netns exec {} unshare --uts sh -c \"hostname beta; exec $*\"\n",
-        hosts.names[1]
+        "#!/bin/sh\nwhile [ \"$1\" != {first} ] && [ \"$1\" != {second} ]; do shift; done\n\
+         case $1 in {first}) in={} name=alpha;; *) in={} name=beta;; esac; shift\n\
+         exec ip netns exec $in unshare --uts sh -c \"hostname $name; exec $*\"\n",
+        hosts.names[0], hosts.names[1]
     );
     folder.write("enter", enter);
     assert!(Command::new("chmod").arg("755").arg(folder.path("enter")).status().unwrap().success());
+    folder.write("hosts", format!("{first}\n{second}\n"));
+    Some(hosts)
+}
+
+/// A command on the first host, whose mpiexec starts ranks on both.
+fn on_first_host(hosts: &Hosts, folder: &Folder, args: &[&str]) -> Command {
+    let mut command = hosts.command(0);
+    command.args(["unshare", "--uts", "sh", "-c", "hostname alpha; exec \"$0\" \"$@\""]).args(args);
+    environment(folder, &mut command);
+    command.envs([
+        ("HYDRA_HOST_FILE", "hosts"),
+        ("HYDRA_LAUNCHER", "ssh"),
+        ("HYDRA_LAUNCHER_EXEC", "./enter"),
+    ]);
+    command
+}
+
+/// Nothing but MPI tells a rank where rank 0 is.
+#[test]
+fn two_hosts_find_each_other_through_mpi() {
+    let Some((_, mpiexec)) = installed() else { return };
+    let folder = Folder::new(RUN);
+    let Some(hosts) = two_hosts("m", &folder) else { return };
+    let expected = over_shared_memory("4", &[]);
     for strategy in ["hybrid_shard", "zero3"] {
-        let mut command = hosts.command(0);
-        command.args(["unshare", "--uts", "sh", "-c", "hostname alpha; exec \"$0\" \"$@\""]).arg(&mpiexec);
-        command.args(["-n", "4", "-ppn", "2", "-hosts", &format!("{first},{second}"), "-localhost", first]);
-        command.args(["-launcher", "ssh", "-launcher-exec", "./enter"]);
-        command.arg(env!("CARGO_BIN_EXE_lockstep")).args(["train", "run.yaml", "overwrite_output_dir=true"]);
-        command.args(BASE).arg(format!("strategy={strategy}"));
-        environment(&folder, &mut command);
+        let program =
+            [mpiexec.to_str().unwrap(), "-n", "4", "-ppn", "2", env!("CARGO_BIN_EXE_lockstep"), "train"];
+        let strategy_is = format!("strategy={strategy}");
+        let settings = ["run.yaml", "overwrite_output_dir=true", &strategy_is];
+        let mut command = on_first_host(&hosts, &folder, &[&program[..], &settings, &BASE].concat());
         let ended = ran(command.output().unwrap());
         assert_eq!(ended.code, Some(0), "{strategy}: {ended:#?}");
         let found = outcome(&folder);
@@ -175,13 +202,37 @@ fn two_hosts_find_each_other_through_mpi() {
     }
 }
 
+/// One launcher for the ranks of both hosts. A rank that is killed on the other host is named.
+#[test]
+fn our_launcher_starts_mpiexec_for_two_hosts() {
+    if installed().is_none() {
+        return;
+    }
+    let folder = Folder::new(RUN);
+    let Some(hosts) = two_hosts("n", &folder) else { return };
+    let launch = [env!("CARGO_BIN_EXE_lockstep"), "train", "run.yaml", "--nnodes", "2", "--nproc", "2"];
+    let settings =
+        ["--master-addr", Hosts::ADDRESSES[0], "carrier=mpi", "threads=1", "strategy=hybrid_shard"];
+    let endless = ["max_steps=1000000", "save_steps=20"];
+    let mut command = on_first_host(&hosts, &folder, &[&launch[..], &settings, &endless].concat());
+    let launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_checkpoint(&folder, 0);
+    let last = rank_process(&folder, 3, &[]);
+    signal("-KILL", last);
+    let ended = ran(launcher.wait_with_output().unwrap());
+    assert_eq!(ended.code, Some(71), "{ended:#?}");
+    let lost = format!("error: lost rank 3 (pid {last} on beta): its connection closed unexpectedly\nhint: ");
+    assert!(ended.stderr.contains(&lost), "{ended:#?}");
+}
+
 // ---- where there is no MPI -----------------------------------------------------------------------------------
 
 #[test]
 fn mpi_that_is_asked_for_and_missing_is_an_error() {
     let folder = Folder::new(RUN);
     let refused = |args: &[&str], code: i32| {
-        let mut command = folder.command(&[&["train", "run.yaml", "--nproc", "2", "carrier=mpi"], args].concat());
+        let mut command =
+            folder.command(&[&["train", "run.yaml", "--nproc", "2", "carrier=mpi"], args].concat());
         let ended = ran(command.env("LOCKSTEP_MPI_DIR", "/nowhere").output().unwrap());
         assert_eq!(ended.code, Some(code), "{ended:#?}");
         ended.stderr
@@ -222,7 +273,8 @@ fn one_rank_without_the_library_keeps_all_from_it() {
     assert!(log.contains(expected) && log.contains("sum over ranks: fixed tree over 2 ranks"), "{log}");
     let asked_for = by_mpiexec(&folder, &mpiexec, 2, before, &["carrier=mpi", "overwrite_output_dir=true"]);
     assert_ne!(asked_for.code, Some(0), "{asked_for:#?}");
-    let text = "error: `carrier: mpi` cannot be used: rank 1: a library with MPI's standard ABI was not found";
+    let text =
+        "error: `carrier: mpi` cannot be used: rank 1: a library with MPI's standard ABI was not found";
     assert!(asked_for.stderr.contains(text), "{asked_for:#?}");
 }
 
@@ -303,8 +355,15 @@ fn a_failing_rank_is_reported() {
         return;
     }
     let folder = Folder::new(RUN);
-    let mut command =
-        folder.command(&["train", "run.yaml", "--nproc", "3", "carrier=mpi", "threads=1", "max_steps=1000000"]);
+    let mut command = folder.command(&[
+        "train",
+        "run.yaml",
+        "--nproc",
+        "3",
+        "carrier=mpi",
+        "threads=1",
+        "max_steps=1000000",
+    ]);
     let ended = ran(command.env("LOCKSTEP_FAILPOINT", "1/lane.comm:40").output().unwrap());
     assert_eq!(ended.code, Some(70), "{ended:#?}");
     assert!(ended.stderr.contains("error: rank 1 (pid "), "{ended:#?}");
@@ -318,9 +377,8 @@ fn a_stop_saves_a_checkpoint() {
     }
     let folder = Folder::new(RUN);
     let args = ["train", "run.yaml", "--nproc", "2", "carrier=mpi", "threads=1", "max_steps=1000000"];
-    let launcher = folder.command(&[&args[..], &["save_steps=20"]].concat());
-    let mut launcher = { launcher };
-    let launcher = launcher.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut command = folder.command(&[&args[..], &["save_steps=20"]].concat());
+    let launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     wait_for_checkpoint(&folder, 0);
     signal("-TERM", launcher.id());
     let ended = ran(launcher.wait_with_output().unwrap());
