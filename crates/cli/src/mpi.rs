@@ -94,7 +94,7 @@ fn in_path(path: &OsString) -> Option<PathBuf> {
 
 /// The mpiexec that belongs to the library, with the arguments that let this launcher see which rank failed first.
 pub(crate) fn mpiexec(config: &RunConfig) -> Result<MpiExec, Failure> {
-    let mpi = open().map_err(|e| unusable(e.to_string()))?;
+    let mpi = open().map_err(|e| unusable(reason(e)))?;
     let beside = |library: &Path| Some(library.parent()?.parent()?.join("bin").join("mpiexec"));
     let beside = beside(mpi.path()).filter(|program| program.is_file());
     let program = beside.or_else(|| in_path(&std::env::var_os("PATH")?));
@@ -147,7 +147,8 @@ fn address(token: Option<&Token>) -> Result<String, LaunchError> {
     let failed = |cause| LaunchError::System { what: "find a free port", cause };
     let port = TcpListener::bind(("0.0.0.0", 0)).and_then(|free| free.local_addr()).map_err(failed)?.port();
     let token = token.cloned().map_or_else(Token::random, Ok)?;
-    Ok(format!("{}\n{port}\n{}\n", host_name(), token.variable().1))
+    let host = variable(names::PMI_HOSTNAME).filter(|host| !host.is_empty()).unwrap_or_else(host_name);
+    Ok(format!("{host}\n{port}\n{}\n", token.variable().1))
 }
 
 fn from_rank_zero(started: &Arc<MpiWorld>, world: &World, mine: &str) -> Result<String, CommError> {
@@ -193,12 +194,12 @@ pub(crate) fn choose(
                 || (config.plan.carrier == CarrierName::Auto && world.started_by == StartedBy::Mpi) => {}
         Device::Cpu => return Ok(Choice::Other(None)),
     }
-    let found = open().map_err(|e| e.to_string());
+    let found = open().map_err(reason);
     let mut why = differing(session, &found.as_ref().map(|mpi| mpi.version.clone()).map_err(Clone::clone))?;
     if let (None, Ok(mpi)) = (&why, found) {
         let started = match before {
             Some(started) => Ok(started),
-            None => start(mpi, &world, abort.clone()).map_err(|e| e.to_string()),
+            None => start(mpi, &world, abort.clone()).map_err(reason),
         };
         let version = started.as_ref().map(|_| mpi.version.clone()).map_err(Clone::clone);
         why = differing(session, &version)?;
@@ -209,6 +210,14 @@ pub(crate) fn choose(
     match why {
         Some(why) if is_asked_for => Err(unusable(why)),
         why => Ok(Choice::Other(why)),
+    }
+}
+
+/// Why something of MPI is not there, without saying that it is about MPI.
+fn reason(error: CommError) -> String {
+    match error {
+        CommError::Setup { what: "MPI", why } => why,
+        other => other.to_string(),
     }
 }
 

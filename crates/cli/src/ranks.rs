@@ -390,6 +390,10 @@ pub(crate) fn report_abort(error: &LaunchError, world: &World) -> u8 {
     if variable(names::ERROR_FILE).is_some() || !printed_elsewhere {
         Reporter::of_this_process().error(&note);
     }
+    if printed_elsewhere && world.by_mpi && world.server == RendezvousHost::RankZero {
+        // mpiexec kills all ranks when the first one ends with an error. The one that prints needs a moment.
+        std::thread::sleep(2 * LAST_MOMENT);
+    }
     // A rank that was asked to stop notifies the others, and all exit with the same code.
     if note.cause_code == Some(STOPPED) { STOPPED } else { error.class().exit_code() }
 }

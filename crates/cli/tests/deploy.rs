@@ -8,7 +8,8 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::support::{Folder, ran, rows};
+use crate::launch::ran;
+use crate::support::{Folder, RUN, rows};
 use crate::tidy;
 use crate::workflows::yaml;
 
@@ -40,14 +41,8 @@ fn strings(value: &Value) -> Vec<String> {
     value.as_array().unwrap().iter().map(|item| item.as_str().unwrap().to_owned()).collect()
 }
 
-/// A run that any machine plans within a moment.
-const RUN: &str = "model: tiny\nvocab_size: 256\nmax_length: 32\ntrain_files: data.jsonl\nalgorithm: sft\ndevice: cpu\n\
-                   max_steps: 4\nlogging_steps: 1\nper_device_train_batch_size: 2\noutput_dir: out\n";
-
 fn folder() -> Folder {
-    let folder = Folder::with_model();
-    folder.write("run.yaml", RUN);
-    folder
+    Folder::new(RUN)
 }
 
 /// Runs a template's arguments as a dry run in the environment of its node. Returns what it prints.

@@ -32,6 +32,7 @@ mod lora;
 mod memory;
 mod messages;
 mod metrics;
+mod mpi;
 mod output_folder;
 mod panics;
 mod plan_costs;

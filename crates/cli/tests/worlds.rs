@@ -123,7 +123,7 @@ fn ranks_resume_bit_for_bit() {
 /// Two hosts of two ranks each, joined by a pair of virtual interfaces. Nothing is shared but the file system.
 #[test]
 fn two_hosts_with_addresses_of_their_own() {
-    let hosts = match Hosts::make() {
+    let hosts = match Hosts::make("w") {
         Ok(hosts) => hosts,
         Err(why) => return println!("skipped: network namespaces cannot be made here ({why})"),
     };
@@ -165,15 +165,16 @@ fn two_hosts_with_addresses_of_their_own() {
 }
 
 /// Two network namespaces, removed when the test ends.
-struct Hosts {
-    names: [String; 2],
+pub(crate) struct Hosts {
+    pub(crate) names: [String; 2],
 }
 
 impl Hosts {
-    const ADDRESSES: [&str; 2] = ["10.213.7.1", "10.213.7.2"];
+    pub(crate) const ADDRESSES: [&str; 2] = ["10.213.7.1", "10.213.7.2"];
 
-    fn make() -> Result<Hosts, String> {
-        let id = std::process::id();
+    /// `tag`: a letter that no other test uses.
+    pub(crate) fn make(tag: &str) -> Result<Hosts, String> {
+        let id = format!("{}{tag}", std::process::id());
         let hosts = Hosts { names: [0, 1].map(|n| format!("lockstep-{id}-{n}")) };
         let [a, b] = &hosts.names;
         let (left, right) = (format!("ls{id}a"), format!("ls{id}b"));
@@ -189,7 +190,7 @@ impl Hosts {
     }
 
     /// A command that runs its arguments in one of them.
-    fn command(&self, host: usize) -> Command {
+    pub(crate) fn command(&self, host: usize) -> Command {
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &self.names[host]]);
         command

@@ -329,8 +329,8 @@ fn late(member: &mut Member, folder: &Path) {
     assert!(matches!(error, CommError::MpiTimedOut { .. }), "{error}");
     assert!(start.elapsed() >= Duration::from_secs(2));
     // Nothing calls MPI any more.
-    let again = member.comm.barrier(&group, 8).unwrap_err();
-    assert!(again.to_string().contains("after an earlier failure"), "{again}");
+    let second = member.comm.barrier(&group, 8).unwrap_err();
+    assert!(second.to_string().contains("after an earlier failure"), "{second}");
     publish(folder, &error.to_string());
     std::process::exit(0);
 }
@@ -388,6 +388,6 @@ fn ranks_of_another_launcher_are_refused() {
         "for rank 0 of 1, but its launcher started it as rank 1 of 2; start ranks with the mpiexec";
     assert!(error.contains(expected), "{error}");
     let spec = MpiSpec { mpi, rank: Rank(0), world: 1, deadline: DEADLINE, abort: Abort::default() };
-    let again = MpiWorld::start(spec).unwrap_err().to_string();
-    assert_eq!(again, "could not set up MPI: a process can initialise it only once");
+    let second = MpiWorld::start(spec).unwrap_err().to_string();
+    assert_eq!(second, "could not set up MPI: a process can initialise it only once");
 }

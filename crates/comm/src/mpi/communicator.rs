@@ -36,7 +36,7 @@ pub(crate) struct MpiComm {
     /// One for each operation that may be under way.
     pub(super) layouts: Vec<Layout>,
     pub(super) pieces: [Arc<Completion>; PIECES],
-    staging: Memory,
+    staging: Arc<Memory>,
     regions: Vec<Arc<Memory>>,
     pub(super) traffic: Traffic,
 }
@@ -67,6 +67,7 @@ impl MpiComm {
         let bytes = Bytes((PIECES * (piece_elems(ranks) * (ranks + 1)) * 4) as u64);
         let staging = Memory::allocate(bytes, &Pool::new(1))
             .map_err(|e| CommError::Setup { what: "MPI", why: e.to_string() })?;
+        let staging = Arc::new(staging);
         let everyone = Group::along(&Mesh::on_one_node(1, world.world), Axis::World, world.rank);
         Ok(MpiComm {
             everyone,
@@ -179,9 +180,6 @@ impl MpiComm {
     fn failed(&self, group: &Group, call: &Call, why: WaitError) -> CommError {
         let rank = self.rank();
         let call = format!("{call} among {} ranks", group.len());
-        // Operations are under way whose addresses MPI knows, and the network card possibly too: keep this memory until
-        // the process ends.
-        self.regions.iter().for_each(|memory| std::mem::forget(Arc::clone(memory)));
         match why {
             WaitError::Aborted(aborted) => aborted,
             WaitError::TimedOut(waited) => CommError::MpiTimedOut { rank, call, waited },
@@ -193,6 +191,17 @@ impl MpiComm {
                 let (text, is_mismatch) = self.world.mpi.meaning_of(status);
                 CommError::Mpi { rank, call, text, is_mismatch }
             }
+        }
+    }
+}
+
+impl Drop for MpiComm {
+    fn drop(&mut self) {
+        // If operations are still under way, MPI knows their addresses, and the network card possibly too: keep that
+        // memory until the process ends.
+        if self.world.thread.has_given_up() || std::thread::panicking() {
+            std::mem::forget((std::mem::take(&mut self.regions), std::mem::take(&mut self.layouts)));
+            std::mem::forget(Arc::clone(&self.staging));
         }
     }
 }

@@ -14,6 +14,8 @@ pub(crate) type Count = i64;
 pub(crate) type Displacement = isize;
 
 pub(crate) const SUCCESS: Status = 0;
+/// `MPI_ERR_OTHER`
+pub(crate) const OTHER: Status = 16;
 /// `MPI_ERR_TRUNCATE`: a message is longer than what the receiver expects.
 pub(crate) const TRUNCATED: c_int = 15;
 
@@ -81,5 +83,23 @@ function_table! {
         // Buffer, count, datatype, the other rank, tag, communicator and request. Completes once it is received.
         fn send = "MPI_Issend_c"(*const c_void, Count, Handle, c_int, c_int, Handle, *mut Handle) -> Status;
         fn receive = "MPI_Irecv_c"(*mut c_void, Count, Handle, c_int, c_int, Handle, *mut Handle) -> Status;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn handles_are_pointers_and_constants_small_numbers() {
+        assert_eq!((size_of::<Handle>(), size_of::<Count>(), size_of::<Displacement>()), (8, 8, 8));
+        // The standard's tables: communicators from 0x100, datatypes from 0x200, operators from 0x20.
+        let number = |handle: Handle| handle.addr();
+        assert_eq!([COMM_NULL, COMM_WORLD, ERRORS_RETURN].map(number), [0x100, 0x101, 0x143]);
+        assert_eq!(
+            [FLOAT, BYTE, SUM, REQUEST_NULL, INFO_NULL].map(number),
+            [0x210, 0x247, 0x21, 0x180, 0x130]
+        );
+        assert_eq!(IN_PLACE.addr(), 1);
     }
 }

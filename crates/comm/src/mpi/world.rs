@@ -167,6 +167,12 @@ fn init(table: &MpiTable) -> Result<Found, Failed> {
             "MPI_Init_thread",
             (table.init_thread)(null, std::ptr::null_mut(), sys::THREAD_FUNNELED, &mut provided),
         )?;
+        if provided < sys::THREAD_FUNNELED {
+            return Err((
+                "MPI_Init_thread (this library allows no other threads in the process)",
+                sys::OTHER,
+            ));
+        }
         accept("MPI_Comm_set_errhandler", (table.comm_set_errhandler)(sys::COMM_WORLD, sys::ERRORS_RETURN))?;
         let (mut rank, mut size) = (0, 0);
         accept("MPI_Comm_rank", (table.comm_rank)(sys::COMM_WORLD, &mut rank))?;
