@@ -10,6 +10,7 @@ use lockstep_core::{Fault, FaultClass};
 use lockstep_launch::{Console, Ending, ErrorNote, LaunchError, Supervisor, Tee, Token, cores, names};
 
 use crate::args::{JOIN_TIMEOUT, LaunchFlags, Nproc};
+use crate::dashboard;
 use crate::gpu;
 use crate::gpu_of_rank::{self, Host};
 use crate::ranks::variable;
@@ -155,6 +156,8 @@ pub(crate) fn start(
     let launch_failed = |error: LaunchError| -> Failure { Box::new(error) };
     let nodes = config.plan.nodes;
     let node = node_rank(flags, nodes).map_err(failed)?;
+    // Rank 0, which writes the output folder, is on node 0.
+    let _dashboard = if node == 0 { dashboard::of_run(config)? } else { None };
     let address = flags.master_addr.clone().or_else(|| variable(names::MASTER_ADDR));
     let master_addr = match address {
         Some(host) => host,

@@ -539,6 +539,7 @@ fn profiled_steps_are_a_range() {
     3 | profile_steps: 12:10
       |                ^^^^^
     ");
+    insta::assert_snapshot!(refused("dashboard: host.example:80\n", &[]), @"");
     insta::assert_snapshot!(refused("profile_steps: a few\n", &[]), @r"
     run.yaml:3:16: `profile_steps` expects a step, or the first and the last step as in `10:12`, found `a few`
       |
