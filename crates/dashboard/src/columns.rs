@@ -1,6 +1,7 @@
 //! The numbers of a run in memory: a column for each key, a row for each line of the metrics. A long run would take
-//! hundreds of megabytes as lines, and still too many as columns, so its rows are merged: of four neighbouring rows, two
-//! remain, with the lowest and the highest number of each key. No peak disappears.
+//! hundreds of megabytes as lines, and still too many as columns, so its rows are merged: of each group of neighbouring
+//! rows two remain, with the lowest and the highest number of each key. No peak disappears. All rows but the newest stand
+//! for equally many lines, so the beginning of a run is as clear as its end.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +12,10 @@ const ABSENT: f64 = f64::from_bits(0x7ff8_0000_0000_dead);
 
 /// More keys than any algorithm has; a file that is not ours may have any number.
 const MAX_KEYS: usize = 4096;
-/// Rows that are merged at once, and how many remain of them.
-const MERGED_ROWS: usize = 4;
+/// Rows that remain of a group.
 const KEPT_ROWS: usize = 2;
+/// Rows are not merged before there are some.
+const MIN_ROWS: usize = 64;
 
 /// What a chart has on its horizontal axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,18 +40,29 @@ pub(crate) struct Columns {
     /// Shorter than `rows` if the last ones have no number.
     columns: BTreeMap<String, Vec<f64>>,
     max_values: usize,
+    /// The first rows, which are merged, and how many lines each of them stands for.
+    num_merged: usize,
+    span: usize,
     /// Changes when rows are merged or replaced, and so mean something else.
     generation: u64,
 }
 
 impl Columns {
     pub(crate) fn new(max_values: usize) -> Columns {
-        Columns { rows: Vec::new(), columns: BTreeMap::new(), max_values, generation: 0 }
+        Columns {
+            rows: Vec::new(),
+            columns: BTreeMap::new(),
+            max_values,
+            num_merged: 0,
+            span: 1,
+            generation: 0,
+        }
     }
 
     pub(crate) fn clear(&mut self) {
         self.rows.clear();
         self.columns.clear();
+        (self.num_merged, self.span) = (0, 1);
         self.generation += 1;
     }
 
@@ -81,11 +94,13 @@ impl Columns {
                 self.set(&format!("{key}/{i}"), *value);
             }
         }
-        if self.rows.len().saturating_mul(self.columns.len()) > self.max_values
-            && self.rows.len() >= 2 * MERGED_ROWS
-        {
-            self.merge();
+        if self.rows.len() > self.max_rows() {
+            self.shrink();
         }
+    }
+
+    fn max_rows(&self) -> usize {
+        (self.max_values / self.columns.len().max(1)).max(MIN_ROWS)
     }
 
     /// Sets a number of the newest row.
@@ -118,28 +133,36 @@ impl Columns {
         })
     }
 
-    fn merge(&mut self) {
-        // The newest rows stay as they are if they are no full group.
-        let whole = self.rows.len() / MERGED_ROWS * MERGED_ROWS;
-        let kept = |rows: &[Row]| {
-            rows.chunks(MERGED_ROWS).flat_map(|rows| [rows[0], rows[MERGED_ROWS - 1]]).collect()
-        };
-        let mut rows: Vec<Row> = kept(&self.rows[..whole]);
-        rows.extend_from_slice(&self.rows[whole..]);
+    /// Makes room for at least a quarter of the rows.
+    fn shrink(&mut self) {
+        if self.span > 1 {
+            self.merge(self.num_merged, KEPT_ROWS * self.span);
+        }
+        if self.rows.len() > self.max_rows() * 3 / 4 {
+            self.merge(0, 2 * KEPT_ROWS);
+            self.span *= 2;
+        }
+        self.generation += 1;
+    }
+
+    /// Merges groups of as many rows, from a row on. The newest rows stay as they are if they are no full group.
+    fn merge(&mut self, start: usize, group: usize) {
+        let end = if start == 0 && self.span > 1 { self.num_merged } else { self.rows.len() };
+        let end = start + (end - start) / group * group;
+        let mut rows: Vec<Row> = self.rows[..start].to_vec();
+        rows.extend(self.rows[start..end].chunks(group).flat_map(|rows| [rows[0], rows[group - 1]]));
+        self.num_merged = rows.len();
+        rows.extend_from_slice(&self.rows[end..]);
         self.rows = rows;
-        for column in self.columns.values_mut() {
-            let mut merged = Vec::with_capacity(column.len() / 2 + MERGED_ROWS);
-            let in_groups = column.len().min(whole);
-            for group in column[..in_groups].chunks(MERGED_ROWS) {
-                merged.extend(lowest_and_highest(group));
-            }
-            if column.len() > whole {
-                merged.resize(whole / MERGED_ROWS * KEPT_ROWS, ABSENT);
-                merged.extend_from_slice(&column[whole..]);
+        for column in self.columns.values_mut().filter(|column| column.len() > start) {
+            let mut merged = column[..start].to_vec();
+            let in_groups = column.len().min(end);
+            merged.extend(column[start..in_groups].chunks(group).flat_map(lowest_and_highest));
+            if column.len() > end {
+                merged.extend_from_slice(&column[end..]);
             }
             *column = merged;
         }
-        self.generation += 1;
     }
 }
 
@@ -163,7 +186,7 @@ fn lowest_and_highest(group: &[f64]) -> [f64; KEPT_ROWS] {
         std::cmp::Ordering::Less => [*low.1, *high.1],
         std::cmp::Ordering::Greater => [*high.1, *low.1],
         // A single number stays near its own row.
-        std::cmp::Ordering::Equal if low.0 < MERGED_ROWS / 2 => [*low.1, ABSENT],
+        std::cmp::Ordering::Equal if low.0 < group.len() / 2 => [*low.1, ABSENT],
         std::cmp::Ordering::Equal => [ABSENT, *low.1],
     }
 }
@@ -207,7 +230,7 @@ mod tests {
             }
             columns.push(&line(step, &numbers));
         }
-        assert!(columns.num_rows() * 3 <= 4000 && columns.generation() > 5);
+        assert!(columns.num_rows() * 3 <= 4000 && columns.generation() > 5, "{} rows", columns.num_rows());
         let points: Vec<(f64, f64)> = columns.points("loss", Axis::Step, 0).collect();
         let near = |step: f64, value: f64| {
             let found = points.iter().find(|(_, y)| *y == value);
@@ -216,6 +239,8 @@ mod tests {
         near(33_333.0, 1e6);
         near(70_001.0, -1e6);
         near(50_000.0, f64::INFINITY);
+        let early = points.iter().filter(|(x, _)| *x <= 50_000.0).count();
+        assert!((points.len() / 4..points.len() * 3 / 5).contains(&early), "{early} of {}", points.len());
         assert!(points.windows(2).all(|pair| pair[0].0 < pair[1].0), "rows stay in order");
         assert_eq!(columns.points("eval_loss", Axis::Step, 0).map(|(_, y)| y).collect::<Vec<_>>(), [5.0]);
     }
