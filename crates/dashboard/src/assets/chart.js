@@ -200,7 +200,7 @@ export class Chart {
     ctx.fillStyle = style("--dim");
     ctx.textAlign = "right";
     ctx.textBaseline = "middle";
-    const marks = this.options.log ? logTicks(low, high) : ticks(low, high, 4);
+    const marks = this.options.log ? logTicks(low, high) : ticks(low, high, 6, this.options.format);
     for (const value of marks) {
       const at = Math.round(y(value)) + 0.5;
       ctx.beginPath();
@@ -212,7 +212,7 @@ export class Chart {
     ctx.textAlign = "center";
     ctx.textBaseline = "top";
     const format = axisFormat(this.options.axis);
-    const steps = ticks(left, right, Math.max(2, Math.floor(width / 110)));
+    const steps = ticks(left, right, Math.max(2, Math.floor(width / 75)));
     for (const value of steps.filter((value) => this.options.axis === "seconds" || right - left < 4 || Number.isInteger(value))) {
       ctx.fillText(format(value), Math.min(width - 24, x(value)), height - MARGIN.bottom + 7);
     }

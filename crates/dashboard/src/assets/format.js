@@ -1,4 +1,4 @@
-// Numbers, sizes and times as text.
+// Numbers, sizes and times as text. The space in front of a unit does not break lines.
 
 /** A number for a table, with about four digits. */
 export function number(value) {
@@ -7,7 +7,7 @@ export function number(value) {
   const size = Math.abs(value);
   if (value === 0) return "0";
   if (!Number.isFinite(value)) return Number.isNaN(value) ? "nan" : value > 0 ? "inf" : "-inf";
-  if (size < 1e-3 || size >= 1e15) return value.toExponential(2);
+  if (size < 1e-3 || size >= 1e15) return Number(value.toPrecision(3)).toExponential();
   if (size >= 1e5) return short(value);
   if (Number.isInteger(value)) return String(value);
   return String(Number(value.toPrecision(4)));
@@ -25,18 +25,18 @@ export function short(value) {
 export function bytes(value) {
   if (value === null || value === undefined) return "–";
   for (const [size, unit] of [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
-    if (Math.abs(value) >= size) return `${Number((value / size).toPrecision(3))} ${unit}`;
+    if (Math.abs(value) >= size) return `${Number((value / size).toPrecision(3))}\u00a0${unit}`;
   }
-  return `${Math.round(value)} B`;
+  return `${Math.round(value)}\u00a0B`;
 }
 
 /** Seconds: 850 µs, 12 ms, 1.5 s, 3m 05s, 2h 10m, 3d 4h. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined || !Number.isFinite(seconds)) return "–";
-  if (seconds === 0) return "0 s";
-  if (seconds < 1e-3) return `${Number((seconds * 1e6).toPrecision(3))} µs`;
-  if (seconds < 1) return `${Number((seconds * 1e3).toPrecision(3))} ms`;
-  if (seconds < 60) return `${Number(seconds.toPrecision(3))} s`;
+  if (seconds === 0) return "0\u00a0s";
+  if (seconds < 1e-3) return `${Number((seconds * 1e6).toPrecision(3))}\u00a0µs`;
+  if (seconds < 1) return `${Number((seconds * 1e3).toPrecision(3))}\u00a0ms`;
+  if (seconds < 60) return `${Number(seconds.toPrecision(3))}\u00a0s`;
   const two = (part) => String(part).padStart(2, "0");
   const whole = Math.round(seconds);
   if (whole < 3600) return `${Math.floor(whole / 60)}m ${two(whole % 60)}s`;
@@ -44,7 +44,7 @@ export function duration(seconds) {
   return `${Math.floor(whole / 86400)}d ${Math.floor(whole / 3600) % 24}h`;
 }
 
-export const percent = (share) => (share === null || share === undefined ? "–" : `${Number((100 * share).toPrecision(3))} %`);
+export const percent = (share) => (share === null || share === undefined ? "–" : `${Number((100 * share).toPrecision(3))}\u00a0%`);
 
 /** How to write the numbers of a metric. */
 export function formatOf(key) {
@@ -61,13 +61,21 @@ export function axisFormat(axis) {
   return (value) => (Math.abs(value) >= 1e6 ? short(value) : String(Math.round(value * 100) / 100));
 }
 
-/** Round positions between two values, about `count` of them. */
-export function ticks(low, high, count) {
+/** Round positions between two values, about `count` of them; of bytes, round in powers of two. */
+export function ticks(low, high, count, format = null) {
+  if (format === bytes && high - low > 4) {
+    const step = 2 ** Math.ceil(Math.log2((high - low) / count));
+    return ticksEvery(step, low, high);
+  }
   const span = high - low;
   if (!(span > 0) || !Number.isFinite(span)) return [low];
   const raw = span / Math.max(1, count);
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= raw * 0.999);
+  return ticksEvery(step, low, high);
+}
+
+function ticksEvery(step, low, high) {
   const found = [];
   for (let i = Math.ceil(low / step); i * step <= high + step * 1e-9; i++) found.push(i * step);
   return found;

@@ -99,7 +99,8 @@ function changed() {
   app.view?.update();
 }
 
-const pill = (state) => el("span", { class: `pill ${state === "-" ? "unknown" : state}` }, state === "-" ? "unknown" : state);
+const stateName = (state) => (state === "-" ? "unknown" : state);
+const pill = (state) => el("span", { class: `pill ${stateName(state)}` }, stateName(state));
 
 function drawRuns() {
   const filter = byId("run-filter");
@@ -120,8 +121,8 @@ function drawRuns() {
       el("button", {
         type: "button", class: "run", title: run.path, "data-focus": `run-${run.id}`,
         "aria-current": run.id === app.current ? "true" : null, onclick: () => openRun(run.id),
-      }, el("span", { class: "name" }, run.name), el("span", { class: "dim small" }, `step ${steps} · loss ${number(run.loss)}`)),
-      pill(run.state));
+      }, el("span", { class: "name" }, run.name),
+      el("span", { class: "dim small" }, el("span", { class: `state ${run.state}` }, stateName(run.state)), ` · ${steps} · loss ${number(run.loss)}`)));
   }));
   if (focused) document.querySelector(`[data-focus="${CSS.escape(focused)}"]`)?.focus();
   if (app.runs.length === 0) {
@@ -138,7 +139,7 @@ function drawHead() {
   if (!run) return fill(byId("head"));
   const done = run.total_steps > 0 ? run.step / run.total_steps : null;
   const bar = el("progress", { max: "1", value: done ?? 0, "aria-label": `Progress of ${run.name}` });
-  const share = run.planned_bytes > 0 && run.memory_bytes ? `of ${bytes(run.planned_bytes)} planned` : "";
+  const share = run.planned_bytes > 0 && run.memory_bytes ? `${bytes(run.planned_bytes)} planned` : "";
   const silent = run.state === "stopped" && run.silent_seconds ? ` ${duration(run.silent_seconds)} ago` : "";
   fill(byId("head"),
     el("div", { class: "title" }, swatch(app.color(run.id)), el("h2", {}, run.name), pill(run.state),
@@ -150,13 +151,13 @@ function drawHead() {
     run.problem ? el("p", { role: "alert", class: "problem" }, run.problem) : null,
     done === null ? null : bar,
     el("dl", { class: "tiles" },
-      tile("step", number(run.step), run.total_steps > 0 ? ` of ${number(run.total_steps)}` : ""),
+      tile("step", number(run.step), run.total_steps > 0 ? `of ${number(run.total_steps)}` : ""),
       tile("loss", number(run.loss)),
       run.eval_loss === null ? null : tile("evaluation loss", number(run.eval_loss)),
-      tile("tokens per second", short(run.tokens_per_second)),
+      tile("tokens / s", short(run.tokens_per_second)),
       tile("time of a step", duration(run.step_seconds)),
       run.mfu === null ? null : tile("MFU", percent(run.mfu)),
-      run.memory_bytes === null ? null : tile("peak memory", bytes(run.memory_bytes), share ? ` ${share}` : ""),
+      run.memory_bytes === null ? null : tile("peak memory", bytes(run.memory_bytes), share),
       run.state === "running" && run.remaining_seconds !== null ? tile("time left", duration(run.remaining_seconds)) : null));
 }
 
@@ -197,6 +198,8 @@ function connected(text, kind) {
 }
 
 function take(list) {
+  const running = list.runs.some((run) => run.state === "running");
+  connected(running ? "live" : "connected", running ? "running" : "finished");
   app.runs = list.runs;
   app.revision = list.revision;
   byId("version").textContent = list.version;
@@ -220,8 +223,6 @@ async function follow() {
     }
     try {
       take(await get("/api/wait", { revision: app.revision }));
-      const running = app.runs.some((run) => run.state === "running");
-      connected(running ? "live" : "connected", running ? "running" : "finished");
       // A run of a hundred steps per second need not draw as often.
       await new Promise((later) => setTimeout(later, 300));
     } catch {
@@ -240,7 +241,8 @@ function themes() {
   const isDark = () => (stored.get("theme", null) ?? (system.matches ? "dark" : "light")) === "dark";
   const apply = () => {
     document.documentElement.dataset.theme = isDark() ? "dark" : "light";
-    button.textContent = isDark() ? "Light colors" : "Dark colors";
+    button.textContent = isDark() ? "Light" : "Dark";
+    button.setAttribute("aria-label", `Use ${isDark() ? "light" : "dark"} colors`);
     drawRuns();
     drawHead();
     app.view?.update(true);

@@ -4,6 +4,11 @@ import { Chart } from "./chart.js";
 import { el, fill, style, swatch, table } from "./dom.js";
 import { bytes, percent } from "./format.js";
 
+// The kinds in their usual order, with the names that people know.
+const KINDS = new Map([
+  ["parameters", "parameters"], ["gradients", "gradients"], ["optimizer", "optimizer"], ["activations", "activations"],
+  ["buffers", "buffers"], ["foreign", "process and libraries"],
+]);
 const TIERS = [["device_bytes", "device"], ["host_bytes", "host"], ["nvme_bytes", "disk"]];
 
 export class Memory {
@@ -40,7 +45,9 @@ export class Memory {
   }
 
   build(details) {
-    const kinds = Object.entries(details.planned_memory_bytes ?? {}).filter(([, size]) => size > 0);
+    const planned = details.planned_memory_bytes ?? {};
+    const names = [...new Set([...KINDS.keys(), ...Object.keys(planned)])];
+    const kinds = names.filter((name) => planned[name] > 0).map((name) => [KINDS.get(name) ?? name, planned[name]]);
     const total = kinds.reduce((sum, [, size]) => sum + size, 0);
     this.total = total;
     const color = (i) => style(`--category-${i}`);

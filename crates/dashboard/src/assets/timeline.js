@@ -10,7 +10,7 @@ const LEFT = 116;
 const TOP = 24;
 const MIN_WIDTH_US = 0.5;
 const FONT = "11px system-ui, sans-serif";
-const CATEGORY_COLORS = 10;
+const CATEGORY_COLORS = 13;
 
 export class Timeline {
   constructor(panel, app) {
