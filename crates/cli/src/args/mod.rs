@@ -41,7 +41,7 @@ pub(crate) enum Command {
     /// List, show and copy built-in configurations
     Recipe(Recipe),
     /// Train a model, on one rank or on many
-    #[command(visible_alias = "launch", aliases = train::ALGORITHMS, after_help = format!("{}\n\n{}", train::ALGORITHM_COMMANDS, train::SEVERAL_NODES))]
+    #[command(visible_alias = "launch", aliases = train::ALGORITHMS, after_help = format!("{}\n\n{}\n\n{}", train::ALGORITHM_COMMANDS, train::DASHBOARD, train::SEVERAL_NODES))]
     Train(Train),
     /// Show the memory use and the schedule of a run, without running it
     Plan(Plan),

@@ -539,12 +539,21 @@ fn profiled_steps_are_a_range() {
     3 | profile_steps: 12:10
       |                ^^^^^
     ");
-    insta::assert_snapshot!(refused("dashboard: host.example:80\n", &[]), @"");
     insta::assert_snapshot!(refused("profile_steps: a few\n", &[]), @r"
     run.yaml:3:16: `profile_steps` expects a step, or the first and the last step as in `10:12`, found `a few`
       |
     3 | profile_steps: a few
       |                ^^^^^
+    ");
+}
+
+#[test]
+fn the_dashboard_needs_an_address() {
+    insta::assert_snapshot!(refused("dashboard: host.example:80\n", &[]), @r"
+    run.yaml:3:12: `dashboard` expects true, false, a port, or an address and a port such as `127.0.0.1:8420`, found `host.example:80`
+      |
+    3 | dashboard: host.example:80
+      |            ^^^^^^^^^^^^^^^
     ");
 }
 

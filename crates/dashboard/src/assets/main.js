@@ -151,7 +151,7 @@ function drawHead() {
     run.problem ? el("p", { role: "alert", class: "problem" }, run.problem) : null,
     done === null ? null : bar,
     el("dl", { class: "tiles" },
-      tile("step", number(run.step), run.total_steps > 0 ? `of ${number(run.total_steps)}` : ""),
+      tile("step", String(run.step), run.total_steps > 0 ? `of ${run.total_steps}` : ""),
       tile("loss", number(run.loss)),
       run.eval_loss === null ? null : tile("evaluation loss", number(run.eval_loss)),
       tile("tokens / s", short(run.tokens_per_second)),
