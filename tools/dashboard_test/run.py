@@ -77,7 +77,7 @@ class Browser:
         self.problems = []
 
     def page(self, **options):
-        page = self.browser.new_context(viewport={"width": 1360, "height": 900}, **options).new_page()
+        page = self.browser.new_context(viewport={"width": 1280, "height": 820}, **options).new_page()
         page.set_default_timeout(DEADLINE_MS)
         page.on("pageerror", lambda error: self.problems.append(str(error)))
         page.on("console", lambda message: message.type == "error" and self.problems.append(message.text))

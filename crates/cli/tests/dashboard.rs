@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -166,12 +167,24 @@ fn bad_tokens_and_addresses_are_refused() {
     let folder = Folder::new(RUN);
     let mut command = folder.command(&["serve", "--port", "0"]);
     let output = command.env("LOCKSTEP_DASHBOARD_TOKEN", "hunter2").output().unwrap();
-    assert_eq!(output.status.code(), Some(64));
-    insta::assert_snapshot!(String::from_utf8(output.stderr).unwrap(), @"");
+    assert_eq!(output.status.code(), Some(77));
+    insta::assert_snapshot!(String::from_utf8(output.stderr).unwrap(), @r"
+    error: the token in LOCKSTEP_DASHBOARD_TOKEN has 7 characters; at least 16 are required
+    hint: create one with `openssl rand -hex 32`.
+    ");
     folder.write("token", "0123456789abcdef");
-    insta::assert_snapshot!(folder.refused(&["serve", "--port", "0", "--token-file", "token"], 64), @"");
-    insta::assert_snapshot!(folder.refused(&["serve", "--port", "0", "--token-file=none"], 66), @"");
-    insta::assert_snapshot!(folder.refused(&["serve", "--address", "192.0.2.1"], 69), @"");
+    std::fs::set_permissions(folder.path("token"), std::fs::Permissions::from_mode(0o644)).unwrap();
+    insta::assert_snapshot!(folder.refused(&["serve", "--port", "0", "--token-file", "token"], 77), @r"
+    error: token file token can be read by other users (mode 0644)
+    hint: run `chmod 600 token`.
+    ");
+    insta::assert_snapshot!(folder.refused(&["serve", "--port", "0", "--token-file=none"], 66), @r"
+    error: cannot read the token of the dashboard in none: No such file or directory (os error 2)
+    ");
+    // An address that is reserved for documents, and so of no machine.
+    let error = folder.refused(&["serve", "--address", "192.0.2.1"], 69);
+    assert!(error.starts_with("error: cannot serve the dashboard at 192.0.2.1:8420: "), "{error}");
+    assert!(error.contains("hint: give an address of this machine"), "{error}");
     folder.refused(&["serve", "--address", "everywhere"], 2);
     folder.refused(&["train", "run.yaml", "dashboard=everywhere"], 64);
 }

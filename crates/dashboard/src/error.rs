@@ -34,7 +34,7 @@ impl Fault for DashboardError {
             DashboardError::TokenUnreadable { .. } => FaultClass::InputMissing,
             DashboardError::TokenFileOpen { .. }
             | DashboardError::TokenShort { .. }
-            | DashboardError::TokenCharacters { .. } => FaultClass::BadConfig,
+            | DashboardError::TokenCharacters { .. } => FaultClass::NotAuthorised,
         }
     }
 

@@ -75,11 +75,18 @@ impl Response {
             bytes.extend_from_slice(&self.body);
         }
         stream.set_write_timeout(Some(STALL_TIME))?;
-        for chunk in bytes.chunks(CHUNK_BYTES) {
+        let mut left = bytes.as_slice();
+        // Not `write_all`: a reader that takes a byte now and then would keep it busy for as long as it likes.
+        while !left.is_empty() {
             if Instant::now() > deadline {
                 return Err(io::ErrorKind::TimedOut.into());
             }
-            stream.write_all(chunk)?;
+            match stream.write(&left[..left.len().min(CHUNK_BYTES)]) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(len) => left = &left[len..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
         }
         stream.flush()
     }

@@ -165,12 +165,14 @@ export class Overview {
     for (const { chart, section, keys } of this.charts.values()) {
       if (!section.open) continue;
       chart.options.axis = this.settings.axis;
-      const lines = runs.flatMap((run) => keys.map((key) => {
+      const lines = runs.flatMap((run) => keys.map((key, i) => {
         const found = this.app.seriesFor(run.id, "overview").get(key);
         if (!found) return null;
         const isEvaluation = key.startsWith("eval_") && keys.length > 1;
         const label = [runs.length > 1 ? run.name : "", keys.length > 1 ? key : ""].filter(Boolean).join(" ");
-        return { ...found, label, color: this.app.color(run.id), dashed: isEvaluation, dots: key.startsWith("eval_") };
+        // With several runs, a color stands for a run.
+        const color = this.app.color(runs.length > 1 ? run.id : run.id + i);
+        return { ...found, label, color, dashed: isEvaluation, dots: key.startsWith("eval_") };
       }).filter(Boolean));
       chart.setLines(lines, this.range);
     }
