@@ -1,6 +1,8 @@
 //! Rewrites flags before clap parses them. Users of other trainers type configuration keys as flags:
 //! `--learning_rate 1e-4` becomes `learning_rate=1e-4`. An unknown flag is an error that suggests what was meant.
 
+use std::net::{IpAddr, SocketAddr};
+
 use clap::{Command, CommandFactory};
 
 use crate::args::Cli;
@@ -54,10 +56,10 @@ pub(crate) fn to_settings(mut typed: Vec<String>) -> Result<Vec<String>, Unknown
         typed.splice(1..2, ["train".to_owned(), setting]);
     }
     let Some(command) = typed.get(1).and_then(|name| cli.find_subcommand(name)) else {
-        return Ok(without_secrets(typed));
+        return Ok(without_secrets(typed, &cli));
     };
     if !command.get_positionals().any(|arg| arg.get_id() == "settings") {
-        return Ok(without_secrets(typed));
+        return Ok(without_secrets(typed, command));
     }
     let mut out = Vec::with_capacity(typed.len());
     let mut rest = typed.into_iter().peekable();
@@ -84,13 +86,24 @@ pub(crate) fn to_settings(mut typed: Vec<String>) -> Result<Vec<String>, Unknown
             out.extend(given.or_else(|| rest.next()));
         } else if lockstep_config::is_known_key(&key) || lockstep_config::is_secret(&key) {
             // The configuration refuses secrets without printing them, which clap would.
-            let value = given.or_else(|| rest.next_if(|next| !next.starts_with("--")));
+            // The dashboard has an address of its own, so what follows may be something else.
+            let is_value = |next: &String| key != "dashboard" || is_dashboard_address(next);
+            let value = given.or_else(|| rest.next_if(|next| !next.starts_with("--") && is_value(next)));
             out.push(format!("{key}={}", value.as_deref().unwrap_or("true")));
         } else {
             return Err(unknown(command, name));
         }
     }
     Ok(out)
+}
+
+/// Whether a word can be the value of `--dashboard`.
+fn is_dashboard_address(word: &str) -> bool {
+    let is_ip = |text: &str| text.parse::<IpAddr>().is_ok() || text.parse::<SocketAddr>().is_ok();
+    matches!(word, "true" | "false" | "localhost")
+        || word.parse::<u16>().is_ok()
+        || word.starts_with("localhost:")
+        || is_ip(word)
 }
 
 /// The long flags of a command, in all spellings.
@@ -120,10 +133,12 @@ fn unknown(command: &Command, name: &str) -> UnknownFlag {
     UnknownFlag { message: format!("unknown flag --{name}"), hint }
 }
 
-/// Removes the values of secrets. Commands without settings leave unknown flags to clap, which prints them in full.
-fn without_secrets(typed: Vec<String>) -> Vec<String> {
+/// Removes the values of secrets. Commands without settings leave unknown flags to clap, which prints them in full. The
+/// command's own flags, such as `--token-file`, have no secrets as values.
+fn without_secrets(typed: Vec<String>, command: &Command) -> Vec<String> {
+    let is_own = |name: &str| flags(command).any(|own| own == name);
     let bare = |arg: String| match arg.strip_prefix("--").and_then(|flag| flag.split_once('=')) {
-        Some((name, _)) if lockstep_config::is_secret(name) => format!("--{name}"),
+        Some((name, _)) if lockstep_config::is_secret(name) && !is_own(name) => format!("--{name}"),
         _ => arg,
     };
     typed.into_iter().map(bare).collect()
@@ -163,6 +178,12 @@ mod tests {
             rewritten("lockstep grpo --config run.yaml --num_generations 8 --beta=0.1 --nproc 2"),
             "lockstep train command=grpo run.yaml num_generations=8 beta=0.1 --nproc 2"
         );
+        assert_eq!(
+            rewritten("lockstep train --dashboard run.yaml --dashboard 8421 --dashboard [::1]:80 seed=3"),
+            "lockstep train dashboard=true run.yaml dashboard=8421 dashboard=[::1]:80 seed=3"
+        );
+        assert_eq!(rewritten("lockstep serve --token-file=t out"), "lockstep serve --token-file=t out");
+        assert_eq!(rewritten("lockstep serve --token=secret out"), "lockstep serve --token out");
         assert_eq!(rewritten("lockstep train --algorithm dpo"), "lockstep train algorithm=dpo");
         assert_eq!(rewritten("lockstep kto run.yaml"), "lockstep train command=kto run.yaml");
         // A number may be negative.

@@ -14,6 +14,7 @@ use lockstep_launch::{
 
 use crate::args::{JOIN_TIMEOUT, LaunchFlags, Nproc, Train};
 use crate::cluster;
+use crate::dashboard;
 use crate::foreign_launch;
 use crate::gpu;
 use crate::gpu_of_rank::{self, Host};

@@ -7,9 +7,11 @@ mod bench;
 mod chat;
 mod cluster;
 mod collectives;
+mod command_line;
 mod completions;
 mod config_file;
 mod convert_config;
+mod dashboard;
 mod doctor;
 mod download;
 mod download_progress;
@@ -97,6 +99,7 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Generate(args) => generate::run(args).map(|()| ExitCode::SUCCESS),
         Command::Export(args) => export::run(args).map(|()| ExitCode::SUCCESS),
         Command::Runs(args) => runs::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Serve(args) => dashboard::serve(args).map(|()| ExitCode::SUCCESS),
         Command::Logs(args) => logs::run(args).map(|()| ExitCode::SUCCESS),
         Command::Prepare(args) => prepare::run(args).map(|()| ExitCode::SUCCESS),
         Command::Download(args) => download::run(args).map(|()| ExitCode::SUCCESS),

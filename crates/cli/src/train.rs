@@ -18,7 +18,9 @@ use crate::inputs::RunInputs;
 use crate::plan::{AutoChoices, PlanSubject};
 use crate::report::{self, Bug, Failure};
 use crate::stop::Stopper;
-use crate::{cluster, dry_run, foreign_launch, gpu, host, hub, inputs, launch, plan, ranks, trackers};
+use crate::{
+    cluster, command_line, dashboard, dry_run, foreign_launch, gpu, host, hub, inputs, launch, plan, ranks, trackers,
+};
 
 pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
     if args.dry_run {
@@ -36,7 +38,8 @@ pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
             if world.restart > 0 {
                 ranks::apply_restart_point(ranks::restart_point(&config), &mut config, &mut text);
             }
-            alone(&config, &text, &stopper)
+            let command = command_line::of_run(&args.run.words(), &config);
+            alone(&config, &text, &command, &stopper)
         }
         None => start(args),
     }
@@ -60,22 +63,32 @@ fn start(args: &Train) -> Result<ExitCode, Failure> {
     let (config, text) = inputs.load(Purpose::Train)?;
     foreign_launch::use_gpus(&settings, config.device.kind)?;
     if config.plan.world_size() == 1 && !flags.supervises() {
-        return alone(&config, &text, &Stopper::listen(flags.grace, None)?);
+        let command = command_line::of_run(&words, &config);
+        return alone(&config, &text, &command, &Stopper::listen(flags.grace, None)?);
     }
     launch::start(&flags, &config, &["train", &format!("--grace={}", flags.grace)], &words)
 }
 
-pub(crate) fn alone(config: &RunConfig, text: &str, stopper: &Stopper) -> Result<ExitCode, Failure> {
+/// Trains as the only rank. `command`: the line that repeats the run, if there is one.
+pub(crate) fn alone(
+    config: &RunConfig,
+    text: &str,
+    command: &str,
+    stopper: &Stopper,
+) -> Result<ExitCode, Failure> {
     let (mut config, mut text) = (config.clone(), text.to_owned());
+    let _dashboard = dashboard::of_run(&config)?;
     hub::provide(&mut config, &mut text, Need::Train)?;
     choose(&mut config)?;
-    train(&config, &text, None, stopper)
+    train(&config, &text, command, None, stopper)
 }
 
 /// Trains as one of several ranks. Once it has joined, the other ranks learn how it ends.
 fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
     let stopper = Stopper::listen(args.launch.grace, Some(world))?;
     let (mut config, mut text) = ranks::load(Purpose::Train, &args.run.words(), world)?;
+    let command = command_line::of_run(&args.run.words(), &config);
+    let _dashboard = if world.rank == 0 { dashboard::of_run(&config)? } else { None };
     let mut session = match ranks::join_world(world, &text, args.launch.join_timeout) {
         Ok(session) => session,
         Err(error) => return Ok(ExitCode::from(ranks::report_abort(&error, world))),
@@ -86,7 +99,8 @@ fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
         .map_err(launch_failed)
         .and_then(|()| hub::provide_to_ranks(&mut session, &mut config, &mut text))
         .and_then(|()| choose(&mut config));
-    let trained = prepared.and_then(|()| guarded(|| train(&config, &text, Some(&mut session), &stopper)));
+    let trained =
+        prepared.and_then(|()| guarded(|| train(&config, &text, &command, Some(&mut session), &stopper)));
     let code = match trained {
         Ok(code) => code,
         Err(fault) => return Ok(ranks::fail(session, &*fault)),
@@ -126,6 +140,7 @@ fn guarded(work: impl FnOnce() -> Result<ExitCode, Failure>) -> Result<ExitCode,
 fn train(
     config: &RunConfig,
     text: &str,
+    command: &str,
     mut session: Option<&mut Session>,
     stopper: &Stopper,
 ) -> Result<ExitCode, Failure> {
@@ -140,6 +155,7 @@ fn train(
     prepared.peak_memory = host::peak_memory;
     prepared.environment.environment = std::env::vars_os().collect();
     prepared.trackers = trackers;
+    prepared.command = command.to_owned();
     prepared.stop = stopper.request.clone();
     prepared.launch_id = ranks::launch_id();
     if let Some(session) = &mut session {

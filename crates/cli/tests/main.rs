@@ -9,6 +9,7 @@ mod bad_model;
 mod bench;
 mod commands;
 mod completions;
+mod dashboard;
 mod dependencies;
 mod deploy;
 mod device;

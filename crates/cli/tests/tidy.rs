@@ -22,8 +22,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("launch", &["core"]),
     ("observe", &["core"]),
     ("rewards", &["core"]),
+    ("dashboard", &["observe"]),
     ("train", &["engine", "data", "ckpt", "observe", "rewards"]),
-    ("cli", &["train", "launch", "hub"]),
+    ("cli", &["train", "launch", "hub", "dashboard"]),
 ];
 
 /// Help for tests: may depend on anything, and nothing but tests on it.

@@ -312,6 +312,7 @@ keys! {
     Output Exact "logging_dir" = "null", "Folder of TensorBoard's event files. Defaults to `runs` in `output_dir`.";
     Output Exact "wall_clock_breakdown" = "false", "Print where the time of each logged step goes. On a GPU, all operations are measured then, which ends every step with a wait for the GPU.";
     Output Exact "profile_steps" = "null", "Record when each operation of these steps runs on every rank: a step, or a range such as `10:12`. The file, in `profile` in `output_dir`, opens in Perfetto and in Chrome.";
+    Output Exact "dashboard" = "false", "Serve a web page of the run while it trains: `true` (port 8420 of this machine), a port, or an address and a port, such as `0.0.0.0:8420`. Other machines need a token (docs/dashboard.md).";
     Output Exact "resume_from_checkpoint" ["resume_from"] = "false", "Checkpoint to resume from: `true` or `latest` for the newest complete one, `auto` for the newest one if there is any, or a path.";
 }
 

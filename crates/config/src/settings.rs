@@ -10,8 +10,8 @@ use crate::value;
 use crate::yaml::{self, Entry, Input, Node, Value};
 
 /// Settings that concern a single start of a run. They change whenever a run is resumed.
-pub(crate) const PER_START: [&str; 4] =
-    ["resume_from_checkpoint", "overwrite_output_dir", "wall_clock_breakdown", "profile_steps"];
+pub(crate) const PER_START: [&str; 5] =
+    ["resume_from_checkpoint", "overwrite_output_dir", "wall_clock_breakdown", "profile_steps", "dashboard"];
 
 /// Shown for a part of a map that has no value.
 const NOT_SET: &str = "not set";

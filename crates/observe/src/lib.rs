@@ -5,7 +5,7 @@
 //! [`line_chart`] draws metrics, [`prometheus_text`] has the newest ones for a monitoring system.
 //!
 //! Nothing is printed here: views write to the writer they are given, and the progress bar draws on stderr only.
-//! Not implemented: the dashboard.
+//! The crate `dashboard` serves all of it as a web page.
 //!
 //! The format of the log is a contract with existing parsers: a line that contains `loss` also contains `step
 //! <digits>` and `loss: <digits>.<digits>`. Values that do not fit this format, such as NaN, are written with the
@@ -32,9 +32,11 @@ pub use chart::{Series, line_chart};
 pub use error::ObserveError;
 pub use log_reader::{LoggedStep, read_log};
 pub use progress::{NoProgress, PlainLines, Progress};
-pub use prometheus::prometheus_text;
+pub use prometheus::{ScrapedRun, prometheus_text};
 pub use record::{EvalRecord, NamedMetric, StepCost, StepRecord};
-pub use run_files::{MetricsLine, MetricsReader, NewLines, RunFiles, RunInfo};
+pub use run_files::{
+    MetricsLine, MetricsReader, NewLines, ReadEvent, RunFiles, RunInfo, SettingRow, run_state,
+};
 pub use run_log::RunLog;
 pub use tensorboard::TensorBoard;
 pub use terminal::TerminalBar;

@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use serde_json::{Map, Value, json};
 
@@ -12,7 +13,7 @@ use crate::error::ObserveError;
 use crate::time::utc;
 
 /// The most bytes to read at once.
-const CHUNK_BYTES: u64 = 8 << 20;
+const CHUNK_BYTES: u64 = 1 << 20;
 /// Longer lines are not metrics.
 const MAX_LINE_BYTES: usize = 1 << 20;
 
@@ -33,16 +34,31 @@ pub struct RunInfo {
     pub parameters: u64,
     /// The planned memory of a rank, by kind, in bytes.
     pub planned_memory_bytes: BTreeMap<String, u64>,
+    /// All settings, in the order of the reference page.
+    pub all_settings: Vec<SettingRow>,
+    /// The command line that repeats the run, without secrets.
+    pub command: String,
+}
+
+/// A setting of a run: its value and where that came from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SettingRow {
+    pub key: String,
+    pub value: String,
+    pub origin: String,
 }
 
 impl RunInfo {
     /// Writes `run.json` in `dir`, with the current time.
     pub fn write(&self, dir: &Path) -> Result<(), ObserveError> {
         let path = dir.join("run.json");
+        let row = |row: &SettingRow| json!({ "key": row.key, "value": row.value, "origin": row.origin });
+        let all_settings: Vec<Value> = self.all_settings.iter().map(row).collect();
         let object = json!({
             "name": self.name, "started": utc(SystemTime::now()), "version": self.version, "config": self.config,
             "settings": self.settings, "ranks": self.ranks, "device": self.device, "total_steps": self.total_steps,
             "parameters": self.parameters, "planned_memory_bytes": self.planned_memory_bytes,
+            "all_settings": all_settings, "command": self.command,
         });
         let partial = dir.join("run.json.partial");
         let written = fs::write(&partial, format!("{object:#}\n")).and_then(|()| fs::rename(&partial, &path));
@@ -54,6 +70,8 @@ impl RunInfo {
         let text = |key: &str| object.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let number = |key: &str| object.get(key).and_then(Value::as_u64).unwrap_or_default();
         let entries = |key: &str| object.get(key).and_then(Value::as_object).into_iter().flatten();
+        let rows = object.get("all_settings").and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        let part = |row: &Value, key: &str| row[key].as_str().unwrap_or_default().to_owned();
         let shown = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
         Some(RunInfo {
             name: text("name"),
@@ -68,6 +86,15 @@ impl RunInfo {
             planned_memory_bytes: entries("planned_memory_bytes")
                 .filter_map(|(key, value)| Some((key.clone(), value.as_u64()?)))
                 .collect(),
+            all_settings: rows
+                .iter()
+                .map(|row| SettingRow {
+                    key: part(row, "key"),
+                    value: part(row, "value"),
+                    origin: part(row, "origin"),
+                })
+                .collect(),
+            command: text("command"),
         })
     }
 }
@@ -124,6 +151,8 @@ pub struct MetricsReader {
     path: PathBuf,
     /// The bytes read so far.
     offset: u64,
+    /// The file that they were read from: a run that resumes replaces it.
+    file_id: Option<(u64, u64)>,
     /// The beginning of a line whose end is not written yet.
     partial: Vec<u8>,
 }
@@ -131,22 +160,44 @@ pub struct MetricsReader {
 impl MetricsReader {
     /// The file need not exist yet.
     pub fn new(path: PathBuf) -> MetricsReader {
-        MetricsReader { path, offset: 0, partial: Vec::new() }
+        MetricsReader { path, offset: 0, file_id: None, partial: Vec::new() }
+    }
+
+    /// Reads of what exists now only about the last `bytes`, and everything that follows.
+    pub fn of_newest(path: PathBuf, bytes: u64) -> MetricsReader {
+        let metadata = fs::metadata(&path).ok();
+        // The rest of a line that the offset cuts is not JSON, and so is ignored.
+        let offset = metadata.as_ref().map_or(0, |metadata| metadata.len().saturating_sub(bytes));
+        let file_id = metadata.map(|metadata| (metadata.dev(), metadata.ino()));
+        MetricsReader { path, offset, file_id, partial: Vec::new() }
     }
 
     /// The lines since the last call. `restarted`: the file was replaced or cut, as by a run that resumes, so these lines
     /// replace all earlier ones.
     pub fn read_new(&mut self) -> io::Result<NewLines> {
         let mut new = NewLines::default();
+        self.for_each_new(|event| match event {
+            ReadEvent::Restarted => new.restarted = true,
+            ReadEvent::Line(line) => new.lines.push(line),
+        })?;
+        Ok(new)
+    }
+
+    /// Like [`MetricsReader::read_new`], for long files: keeps no line.
+    pub fn for_each_new(&mut self, mut take: impl FnMut(ReadEvent)) -> io::Result<()> {
         let mut file = match File::open(&self.path) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.offset == 0 => return Ok(new),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && self.offset == 0 => return Ok(()),
             Err(error) => return Err(error),
         };
-        if file.metadata()?.len() < self.offset {
-            (self.offset, new.restarted) = (0, true);
+        let metadata = file.metadata()?;
+        let file_id = Some((metadata.dev(), metadata.ino()));
+        if metadata.len() < self.offset || (self.offset > 0 && file_id != self.file_id) {
+            self.offset = 0;
             self.partial.clear();
+            take(ReadEvent::Restarted);
         }
+        self.file_id = file_id;
         file.seek(SeekFrom::Start(self.offset))?;
         let mut chunk = Vec::new();
         while Read::by_ref(&mut file).take(CHUNK_BYTES).read_to_end(&mut chunk)? > 0 {
@@ -156,14 +207,24 @@ impl MetricsReader {
                     self.partial.extend_from_slice(piece);
                 }
                 if piece.ends_with(b"\n") {
-                    new.lines.extend(MetricsLine::parse(&self.partial));
+                    if let Some(line) = MetricsLine::parse(&self.partial) {
+                        take(ReadEvent::Line(line));
+                    }
                     self.partial.clear();
                 }
             }
             chunk.clear();
         }
-        Ok(new)
+        Ok(())
     }
+}
+
+/// What [`MetricsReader::for_each_new`] comes upon.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ReadEvent {
+    /// The file was replaced or cut: what follows replaces all earlier lines.
+    Restarted,
+    Line(MetricsLine),
 }
 
 /// What [`MetricsReader::read_new`] has found.
@@ -217,9 +278,35 @@ impl RunFiles {
         MetricsReader::new(self.dir.join("metrics.jsonl"))
     }
 
+    /// Like [`RunFiles::metrics`], for the newest lines of a long file.
+    pub fn newest_metrics(&self, bytes: u64) -> MetricsReader {
+        MetricsReader::of_newest(self.dir.join("metrics.jsonl"), bytes)
+    }
+
     /// When metrics were last written.
     pub fn last_written(&self) -> Option<SystemTime> {
         fs::metadata(self.dir.join("metrics.jsonl")).and_then(|metadata| metadata.modified()).ok()
+    }
+}
+
+/// A run that has written nothing for this long is not running, unless its steps take long.
+const SILENT: Duration = Duration::from_secs(120);
+const SILENT_STEPS: f64 = 5.0;
+
+/// `finished`, `running` or `stopped`; `-` if it is not known how many steps the run should have, and it writes nothing.
+/// `silent_for`: since the run has written something; `step_seconds`: what its steps take.
+pub fn run_state(
+    steps: u64,
+    total_steps: u64,
+    silent_for: Option<Duration>,
+    step_seconds: Option<f64>,
+) -> &'static str {
+    let expected = step_seconds.map_or(0.0, |seconds| SILENT_STEPS * seconds).max(SILENT.as_secs_f64());
+    match total_steps {
+        1.. if steps >= total_steps => "finished",
+        _ if silent_for.is_some_and(|silent| silent.as_secs_f64() < expected) => "running",
+        0 => "-",
+        _ => "stopped",
     }
 }
 
@@ -250,6 +337,42 @@ mod tests {
         fs::write(&path, line(1)).unwrap();
         let new = reader.read_new().unwrap();
         assert!(new.restarted && steps(&new) == [1]);
+        // A run that resumes writes a new file, which may be longer than the old one when it is next read.
+        let replacement = dir.path().join("new.jsonl");
+        fs::write(&replacement, line(1) + &line(2) + &line(3)).unwrap();
+        fs::rename(&replacement, &path).unwrap();
+        let new = reader.read_new().unwrap();
+        assert!(new.restarted && steps(&new) == [1, 2, 3]);
+    }
+
+    #[test]
+    fn the_newest_lines_of_a_long_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics.jsonl");
+        let lines: String = (1..=9).map(|step| StepRecord { step, ..RECORD }.json() + "\n").collect();
+        fs::write(&path, &lines).unwrap();
+        let len = lines.len() as u64 / 9;
+        let steps = |bytes| {
+            let new = MetricsReader::of_newest(path.clone(), bytes).read_new().unwrap();
+            assert!(!new.restarted);
+            new.lines.iter().map(|line| line.step).collect::<Vec<_>>()
+        };
+        assert_eq!(steps(2 * len + 10), [8, 9]);
+        assert_eq!(steps(1 << 20).len(), 9);
+        let mut early = MetricsReader::of_newest(dir.path().join("later.jsonl"), 10);
+        assert!(early.read_new().unwrap().lines.is_empty());
+        fs::write(dir.path().join("later.jsonl"), &lines).unwrap();
+        assert_eq!(early.read_new().unwrap().lines.len(), 9);
+    }
+
+    #[test]
+    fn slow_steps_are_no_end() {
+        let after = |seconds| Some(Duration::from_secs(seconds));
+        assert_eq!(run_state(5, 5, after(9999), None), "finished");
+        assert_eq!(run_state(4, 5, after(60), Some(0.1)), "running");
+        assert_eq!(run_state(4, 5, after(500), Some(0.1)), "stopped");
+        assert_eq!(run_state(4, 5, after(500), Some(200.0)), "running");
+        assert_eq!((run_state(4, 0, None, None), run_state(0, 0, after(1), None)), ("-", "running"));
     }
 
     #[test]
@@ -275,6 +398,12 @@ mod tests {
             settings: [("max_steps".to_string(), "3".to_string())].into(),
             ranks: 2,
             planned_memory_bytes: [("gradients".to_string(), 7)].into(),
+            all_settings: vec![SettingRow {
+                key: "seed".into(),
+                value: "1".into(),
+                origin: "default".into(),
+            }],
+            command: "lockstep train run.yaml".into(),
             ..RunInfo::default()
         };
         let run = dir.path().join("runs/first");

@@ -1,16 +1,21 @@
 //! The run's log and trackers. Only rank 0 writes them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use lockstep_config::{OutputConfig, RunConfig, Tracker};
+use lockstep_config::{OutputConfig, RunConfig, Tracker, list_settings};
 use lockstep_device::{Device, Machine};
 use lockstep_observe::{
-    EvalRecord, ObserveError, RunInfo, RunLog, ServerAddress, StepRecord, TrackedRun, TrackerTarget, Trackers,
+    EvalRecord, ObserveError, RunInfo, RunLog, ServerAddress, SettingRow, StepRecord, TrackedRun,
+    TrackerTarget, Trackers,
 };
-use lockstep_plan::RunPlan;
-use lockstep_plan::cost::MemoryByKind;
+use lockstep_plan::cost::{MemoryByKind, MemoryCurve, curve_json, memory_json};
+use lockstep_plan::{MemoryBreakdown, RunPlan, operation_text};
+use serde_json::json;
 
 use crate::numerics::NumericsFingerprint;
+
+/// A phase with more operations is not written to `plan.json`.
+const MAX_OPERATIONS: usize = 50_000;
 
 /// The project of runs that set none.
 const DEFAULT_PROJECT: &str = "lockstep";
@@ -64,6 +69,8 @@ pub(crate) struct RunDescription<'a> {
     pub(crate) config: &'a RunConfig,
     /// Without secrets.
     pub(crate) config_text: &'a str,
+    /// The command line that repeats the run, without secrets.
+    pub(crate) command: &'a str,
     pub(crate) plan: &'a RunPlan,
     pub(crate) machine: Machine,
     pub(crate) total_steps: u64,
@@ -93,7 +100,33 @@ impl RunDescription<'_> {
             total_steps: self.total_steps,
             parameters: self.plan.input.models[0].params(),
             planned_memory_bytes: kinds.iter().map(|(name, bytes)| (name.to_string(), bytes.0)).collect(),
+            all_settings: list_settings(config)
+                .into_iter()
+                .map(|row| SettingRow { key: row.key, value: row.value, origin: row.origin.to_string() })
+                .collect(),
+            command: self.command.to_owned(),
         }
+    }
+
+    /// Writes `plan.json`: where the memory of a rank goes, and what is in use during each operation of a step.
+    fn write_plan(&self) -> Result<(), ObserveError> {
+        let plan = self.plan;
+        let curve = MemoryCurve::of_largest_phase(plan).filter(|curve| curve.points.len() <= MAX_OPERATIONS);
+        let phase =
+            curve.as_ref().and_then(|curve| plan.phases.iter().find(|phase| phase.name == curve.phase));
+        let operations: Vec<String> = phase.map_or_else(Vec::new, |phase| {
+            (0..phase.schedule.ops.len()).map(|i| operation_text(plan, phase, i)).collect()
+        });
+        let object = json!({
+            "memory": memory_json(&MemoryBreakdown::of(plan)),
+            "memory_over_step": curve.as_ref().map(curve_json),
+            "operations": operations,
+        });
+        let path: PathBuf = self.dir.join("plan.json");
+        let partial = self.dir.join("plan.json.partial");
+        let written =
+            std::fs::write(&partial, format!("{object}\n")).and_then(|()| std::fs::rename(&partial, &path));
+        written.map_err(|source| ObserveError::Write { path, source })
     }
 }
 
@@ -109,6 +142,7 @@ impl Journal {
         let log = RunLog::open(run.dir, run.resume_step)?;
         let info = run.info();
         info.write(run.dir)?;
+        run.write_plan()?;
         let tracked = TrackedRun {
             name: info.name,
             dir: run.dir.to_path_buf(),

@@ -73,6 +73,7 @@ impl<'a> Trainer<'a> {
                 dir: output.path(),
                 config,
                 config_text,
+                command: &prepared.command,
                 plan: engine.plan(),
                 machine,
                 total_steps: state.total_steps,

@@ -45,6 +45,9 @@ const TOKENIZER_FACTOR: u64 = 8;
 /// The HTTP client and the thread of a tracker on a server. Measured on Linux x86-64: 1.1 MiB.
 const TRACKER: Bytes = Bytes(3 << 20);
 
+/// The web page: its threads, and the numbers of the run in memory (`lockstep_dashboard::Options::FEW_VALUES`).
+const DASHBOARD: Bytes = Bytes(32 << 20);
+
 /// The index of a document: its bounds, its row, and the state of packing. The tokens stay in their file.
 const BYTES_PER_DOC: u64 = 32;
 
@@ -71,6 +74,8 @@ pub struct PreparedRun {
     pub environment: RewardContext,
     /// How trackers are reached.
     pub trackers: TrackerAccess,
+    /// The command line that repeats the run, without secrets; empty if there is none.
+    pub command: String,
     pub(crate) output: OutputDir,
     /// Checkpoints that the run may resume from.
     pub(crate) candidates: ResumeCandidates,
@@ -164,6 +169,7 @@ fn prepare_run(
         launch_id: None,
         environment: RewardContext::default(),
         trackers: TrackerAccess::default(),
+        command: String::new(),
         output,
         candidates,
         notes,
@@ -440,6 +446,8 @@ fn foreign(config: &RunConfig, tokenizer: &Tokenizer, dataset: Option<&Dataset>)
     let on_server =
         |tracker: &&config::Tracker| matches!(tracker, config::Tracker::Mlflow | config::Tracker::Trackio);
     let trackers = config.output.trackers.iter().filter(on_server).count() as u64 * TRACKER.0;
-    let held = trackers + tokenizer_bytes as u64 * TOKENIZER_FACTOR + data_bytes + batch_bytes + peers;
+    let dashboard = config.output.dashboard.map_or(0, |_| DASHBOARD.0);
+    let held =
+        trackers + dashboard + tokenizer_bytes as u64 * TOKENIZER_FACTOR + data_bytes + batch_bytes + peers;
     FOREIGN + mpi + preparing_bytes(tokenizer) + Bytes(held)
 }

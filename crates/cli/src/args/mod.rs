@@ -17,7 +17,7 @@ pub(crate) use bench::{
 pub(crate) use download::{Download, RepoType};
 pub(crate) use model::{Chat, DeviceArg, Eval, Export, Generate, Model, SamplingFlags, TemplateFlags};
 pub(crate) use parsers::tee;
-pub(crate) use runs::{Logs, Runs, RunsCommand};
+pub(crate) use runs::{Logs, Runs, RunsCommand, Serve};
 pub(crate) use starters::{Completions, Init, Man, Recipe, RecipeCommand, Shell};
 pub(crate) use train::{
     ConvertConfig, JOIN_TIMEOUT, LaunchFlags, Nproc, Plan, Prepare, Quickstart, QuickstartAlgorithm, Train,
@@ -41,7 +41,7 @@ pub(crate) enum Command {
     /// List, show and copy built-in configurations
     Recipe(Recipe),
     /// Train a model, on one rank or on many
-    #[command(visible_alias = "launch", aliases = train::ALGORITHMS, after_help = format!("{}\n\n{}", train::ALGORITHM_COMMANDS, train::SEVERAL_NODES))]
+    #[command(visible_alias = "launch", aliases = train::ALGORITHMS, after_help = format!("{}\n\n{}\n\n{}", train::ALGORITHM_COMMANDS, train::DASHBOARD, train::SEVERAL_NODES))]
     Train(Train),
     /// Show the memory use and the schedule of a run, without running it
     Plan(Plan),
@@ -55,6 +55,9 @@ pub(crate) enum Command {
     Eval(Eval),
     /// List, show, compare and draw runs
     Runs(Runs),
+    /// Serve a web page of runs, also while they train
+    #[command(after_help = runs::SERVED)]
+    Serve(Serve),
     /// Read a training log of this or another program
     Logs(Logs),
     /// Convert a checkpoint to a Hugging Face model folder

@@ -1,5 +1,6 @@
 //! Arguments of the commands that show what runs have written.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -61,6 +62,28 @@ pub(crate) enum RunsCommand {
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
     },
+}
+
+pub(super) const SERVED: &str = "\
+The page shows charts, timelines, memory, ranks, completions and configurations, also of runs in progress, which need not \
+have begun. On this machine's own address anyone with an account here can read it; on another address a token is required, \
+which LOCKSTEP_DASHBOARD_TOKEN or --token-file gives, or which is generated and printed as a part of the address to open. \
+`lockstep train --dashboard` serves a run while it trains.";
+
+#[derive(Debug, Args)]
+pub(crate) struct Serve {
+    /// Serve the runs in these folders, up to three folders down
+    #[arg(value_name = "RUN", default_value = ".")]
+    pub(crate) runs: Vec<PathBuf>,
+    /// Listen on this port; 0 takes any free one [default: 8420, or any free one]
+    #[arg(long, value_name = "N")]
+    pub(crate) port: Option<u16>,
+    /// Listen on this address, such as 0.0.0.0 for all of this machine
+    #[arg(long, value_name = "IP", default_value = "127.0.0.1")]
+    pub(crate) address: IpAddr,
+    /// Require the token in this file, which only its owner can read
+    #[arg(long, value_name = "FILE", alias = "token_file")]
+    pub(crate) token_file: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -11,6 +11,9 @@ use crate::stop;
 /// Other names of `train`, each with its algorithm. `crate::flags` turns them into settings.
 pub(super) const ALGORITHMS: [&str; 6] = ["sft", "reward", "dpo", "ppo", "grpo", "rloo"];
 
+pub(super) const DASHBOARD: &str = "\
+`--dashboard` serves a web page of the run while it trains, on port 8420 of this machine; `--dashboard ADDRESS:PORT` elsewhere.";
+
 pub(super) const ALGORITHM_COMMANDS: &str = "\
 `lockstep dpo` is `lockstep train` with `algorithm: dpo`; likewise sft, reward, ppo, grpo and rloo.";
 

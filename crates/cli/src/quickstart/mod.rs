@@ -193,7 +193,7 @@ impl Run<'_> {
         let all: Vec<String> =
             [file.display().to_string()].into_iter().chain(settings.iter().cloned()).collect();
         let (config, text) = inputs::load(Purpose::Train, &all, &[])?;
-        crate::train::alone(&config, &text, &Stopper::listen(GRACE, None)?)
+        crate::train::alone(&config, &text, "", &Stopper::listen(GRACE, None)?)
     }
 }
 

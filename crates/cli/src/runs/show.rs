@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use lockstep_core::Bytes;
-use lockstep_observe::{RunFiles, prometheus_text};
+use lockstep_observe::{RunFiles, ScrapedRun, prometheus_text};
 use serde_json::{Map, Value, json};
 
 use super::summary::{RunSummary, number, one_line, printable};
@@ -14,7 +14,7 @@ pub(super) fn print(files: &RunFiles, as_json: bool, prometheus: bool) -> Result
     let name = if run.info.name.is_empty() { &run.path } else { &run.info.name };
     match (as_json, prometheus) {
         (true, _) => report::print(&format!("{:#}\n", object(&run))),
-        (_, true) => report::print(&prometheus_text(name, &run.lines)),
+        (_, true) => report::print(&prometheus_text(&[ScrapedRun { name, lines: &run.lines, others: &[] }])),
         _ => report::print(&text(&run)),
     }
 }

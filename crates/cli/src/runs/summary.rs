@@ -2,13 +2,10 @@
 
 use std::time::Duration;
 
-use lockstep_observe::{MetricsLine, RunFiles, RunInfo};
+use lockstep_observe::{MetricsLine, RunFiles, RunInfo, run_state};
 
 use super::RunError;
 use crate::report::Failure;
-
-/// A run that has written nothing for this long is not running.
-const SILENT: Duration = Duration::from_secs(120);
 
 pub(super) struct RunSummary {
     pub(super) path: String,
@@ -40,15 +37,9 @@ impl RunSummary {
         self.last_step().map_or(0, |line| line.step)
     }
 
-    /// `finished`, `running` or `stopped`. A run that writes nothing for two minutes counts as stopped, unless it is not
-    /// known how many steps it should have.
+    /// `finished`, `running`, `stopped` or `-`.
     pub(super) fn state(&self) -> &'static str {
-        match self.info.total_steps {
-            total if total > 0 && self.steps() >= total => "finished",
-            _ if self.last_written.is_some_and(|age| age < SILENT) => "running",
-            0 => "-",
-            _ => "stopped",
-        }
+        run_state(self.steps(), self.info.total_steps, self.last_written, self.recent("step_seconds"))
     }
 
     /// The mean of a number over the newest tenth of the steps.

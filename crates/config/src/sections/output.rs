@@ -1,5 +1,6 @@
 //! The output folder, checkpoints, logging, and resuming.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use crate::reader::{Later, Reader};
@@ -26,6 +27,16 @@ pub struct OutputConfig {
     pub wall_clock_breakdown: bool,
     /// The first and the last step to profile.
     pub profile_steps: Option<(u64, u64)>,
+    /// Where to serve a web page of the run.
+    pub dashboard: Option<DashboardAddress>,
+}
+
+/// Where the dashboard listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DashboardAddress {
+    pub ip: IpAddr,
+    /// `None`: the dashboard's own default.
+    pub port: Option<u16>,
 }
 
 /// A tracker besides TensorBoard.
@@ -70,6 +81,7 @@ impl OutputConfig {
             project: r.text("project", "a name"),
             wall_clock_breakdown: r.bool("wall_clock_breakdown").unwrap_or(false),
             profile_steps: read_profile_steps(r),
+            dashboard: read_dashboard(r),
             output_dir,
             experiment_name,
             overwrite_output_dir: r.bool("overwrite_output_dir").unwrap_or(false),
@@ -181,6 +193,30 @@ fn read_profile_steps(r: &mut Reader<'_>) -> Option<(u64, u64)> {
             None
         }
     }
+}
+
+/// Reads `true`, a port, an address, or both.
+fn read_dashboard(r: &mut Reader<'_>) -> Option<DashboardAddress> {
+    const EXPECTED: &str = "true, false, a port, or an address and a port such as `127.0.0.1:8420`";
+    let node = r.node("dashboard")?;
+    let here = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    match node.bool() {
+        Some(true) => return Some(DashboardAddress { ip: here, port: None }),
+        Some(false) => return None,
+        None => {}
+    }
+    let text = r.text_of("dashboard", EXPECTED, &node)?.replace("localhost", "127.0.0.1");
+    let bare = text.trim_start_matches('[').trim_end_matches(']');
+    let address = match (text.parse::<SocketAddr>(), text.parse::<u16>(), bare.parse::<IpAddr>()) {
+        (Ok(address), _, _) => Some(DashboardAddress { ip: address.ip(), port: Some(address.port()) }),
+        (_, Ok(port), _) => Some(DashboardAddress { ip: here, port: Some(port) }),
+        (_, _, Ok(ip)) => Some(DashboardAddress { ip, port: None }),
+        _ => None,
+    };
+    if address.is_none() {
+        r.wrong_type("dashboard", EXPECTED, &node);
+    }
+    address
 }
 
 fn read_experiment_name(r: &mut Reader<'_>) -> Option<String> {

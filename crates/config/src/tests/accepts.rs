@@ -270,6 +270,27 @@ fn report_to_names_several_trackers() {
 }
 
 #[test]
+fn the_dashboard_has_an_address() {
+    let address = |text: &str| {
+        let dashboard = accepted(&format!("dashboard: {text}\n"), &[]).output.dashboard;
+        dashboard.map(|address| format!("{} {:?}", address.ip, address.port))
+    };
+    assert_eq!((address("false"), accepted("", &[]).output.dashboard), (None, None));
+    for (text, expected) in [
+        ("true", "127.0.0.1 None"),
+        ("0", "127.0.0.1 Some(0)"),
+        ("8421", "127.0.0.1 Some(8421)"),
+        ("localhost:80", "127.0.0.1 Some(80)"),
+        ("0.0.0.0:8420", "0.0.0.0 Some(8420)"),
+        ("10.0.0.1", "10.0.0.1 None"),
+        ("'[::1]:80'", "::1 Some(80)"),
+        ("'::1'", "::1 None"),
+    ] {
+        assert_eq!(address(text).as_deref(), Some(expected), "{text}");
+    }
+}
+
+#[test]
 fn profile_steps_are_one_or_a_range() {
     let steps = |text: &str| accepted(text, &[]).output.profile_steps;
     assert_eq!(steps("profile_steps: 10:12\n"), Some((10, 12)));

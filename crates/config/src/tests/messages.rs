@@ -548,6 +548,16 @@ fn profiled_steps_are_a_range() {
 }
 
 #[test]
+fn the_dashboard_needs_an_address() {
+    insta::assert_snapshot!(refused("dashboard: host.example:80\n", &[]), @r"
+    run.yaml:3:12: `dashboard` expects true, false, a port, or an address and a port such as `127.0.0.1:8420`, found `host.example:80`
+      |
+    3 | dashboard: host.example:80
+      |            ^^^^^^^^^^^^^^^
+    ");
+}
+
+#[test]
 fn backend_not_implemented() {
     insta::assert_snapshot!(refused("distributed_backend: mpi\n", &[]), @r"
     run.yaml:3:22: `distributed_backend: mpi` is not implemented yet
