@@ -17,7 +17,10 @@ use crate::hub::Need;
 use crate::plan::{AutoChoices, PlanSubject};
 use crate::report::{self, Bug, Failure};
 use crate::stop::Stopper;
-use crate::{dry_run, foreign_launch, gpu, host, hub, inputs, launch, plan, ranks, trackers};
+use crate::run_command::command_line;
+use crate::{
+    dry_run, foreign_launch, gpu, host, hub, inputs, launch, plan, ranks, run_report, trackers,
+};
 
 pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
     if args.dry_run {
@@ -35,7 +38,7 @@ pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
             if world.restart > 0 {
                 ranks::apply_restart_point(ranks::restart_point(&config), &mut config, &mut text);
             }
-            alone(&config, &text, &stopper)
+            alone(&config, &text, &command_line(&args.run.words(), &config), &stopper)
         }
         None => start(args),
     }
@@ -56,16 +59,23 @@ fn start(args: &Train) -> Result<ExitCode, Failure> {
     let flags = foreign_launch::filled(&args.launch, &settings)?;
     foreign_launch::use_gpus(&settings, config.device.kind)?;
     if config.plan.world_size() == 1 && !flags.supervises() {
-        return alone(&config, &text, &Stopper::listen(flags.grace, None)?);
+        let command = command_line(&words, &config);
+        return alone(&config, &text, &command, &Stopper::listen(flags.grace, None)?);
     }
     launch::start(&flags, &config, &["train", &format!("--grace={}", flags.grace)], &words)
 }
 
-pub(crate) fn alone(config: &RunConfig, text: &str, stopper: &Stopper) -> Result<ExitCode, Failure> {
+/// Trains in this process. `command`: what started the run, without secrets.
+pub(crate) fn alone(
+    config: &RunConfig,
+    text: &str,
+    command: &str,
+    stopper: &Stopper,
+) -> Result<ExitCode, Failure> {
     let (mut config, mut text) = (config.clone(), text.to_owned());
     hub::provide(&mut config, &mut text, Need::Train)?;
     choose(&mut config)?;
-    train(&config, &text, None, stopper)
+    train(&config, &text, command, None, stopper)
 }
 
 /// Trains as one of several ranks. Once it has joined, the other ranks learn how it ends.
@@ -82,7 +92,9 @@ fn as_rank(args: &Train, world: &World) -> Result<ExitCode, Failure> {
         .map_err(launch_failed)
         .and_then(|()| hub::provide_to_ranks(&mut session, &mut config, &mut text))
         .and_then(|()| choose(&mut config));
-    let trained = prepared.and_then(|()| guarded(|| train(&config, &text, Some(&mut session), &stopper)));
+    let command = command_line(&args.run.words(), &config);
+    let run = || train(&config, &text, &command, Some(&mut session), &stopper);
+    let trained = prepared.and_then(|()| guarded(run));
     let code = match trained {
         Ok(code) => code,
         Err(fault) => return Ok(ranks::fail(session, &*fault)),
@@ -122,6 +134,7 @@ fn guarded(work: impl FnOnce() -> Result<ExitCode, Failure>) -> Result<ExitCode,
 fn train(
     config: &RunConfig,
     text: &str,
+    command: &str,
     mut session: Option<&mut Session>,
     stopper: &Stopper,
 ) -> Result<ExitCode, Failure> {
@@ -136,6 +149,7 @@ fn train(
     prepared.peak_memory = host::peak_memory;
     prepared.environment.environment = std::env::vars_os().collect();
     prepared.trackers = trackers;
+    prepared.command = command.to_owned();
     prepared.stop = stopper.request.clone();
     prepared.launch_id = ranks::launch_id();
     if let Some(session) = &mut session {
@@ -158,6 +172,9 @@ fn train(
     let connect = session.map(|session| ranks::connect(session, config, device)).transpose()?;
     let outcome = lockstep_train::train(config, text, prepared, connect, &mut *progress).map_err(boxed)?;
     drop(progress);
+    if rank == Rank(0) {
+        run_report::write_at_end(&config.output.output_dir);
+    }
     if outcome.stopped {
         return Ok(ExitCode::from(STOPPED));
     }

@@ -22,8 +22,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("launch", &["core"]),
     ("observe", &["core"]),
     ("rewards", &["core"]),
+    ("watch", &["observe"]),
     ("train", &["engine", "data", "ckpt", "observe", "rewards"]),
-    ("cli", &["train", "launch", "hub"]),
+    ("cli", &["train", "launch", "hub", "watch"]),
 ];
 
 /// Help for tests: may depend on anything, and nothing but tests on it.

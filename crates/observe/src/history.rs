@@ -121,6 +121,13 @@ impl Column {
         (count > 0).then(|| sum / count as f64)
     }
 
+    /// The mean of the newest values: of so many, or more in a long run.
+    pub fn mean_of_newest(&self, most: usize) -> Option<f64> {
+        let newest = &self.buckets[self.buckets.len().saturating_sub(most)..];
+        let count: u64 = newest.iter().map(|bucket| u64::from(bucket.finite)).sum();
+        (count > 0).then(|| newest.iter().map(Bucket::sum).sum::<f64>() / count as f64)
+    }
+
     /// The newest value, or the mean of the newest ones of a long run.
     pub fn newest(&self) -> Option<f64> {
         self.buckets.last()?.mean()
@@ -235,6 +242,7 @@ mod tests {
         let points = column.points(2);
         assert!(points[1].1.is_nan(), "a value that is not finite is a gap");
         assert_eq!([points[0], points[2], points[3]], [(1.0, 4.0), (3.0, 3.0), (4.0, 1.5)]);
+        assert_eq!([1, 2, 3].map(|most| column.mean_of_newest(most)), [Some(1.0), Some(1.5), Some(1.5)]);
         assert_eq!((history.steps(), history.recent("loss"), history.recent("mfu")), (4, Some(1.0), None));
     }
 

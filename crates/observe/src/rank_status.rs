@@ -79,6 +79,13 @@ impl RankStatus {
         let _ = fs::remove_dir(dir.join("status"));
     }
 
+    /// Removes the files of `first` and later ranks, which an earlier run of more ranks has left behind.
+    pub fn remove_from(dir: &Path, first: u32) {
+        if dir.join("status").is_dir() {
+            (first..MAX_RANKS).for_each(|rank| RankStatus::remove(dir, rank));
+        }
+    }
+
     /// The statuses of the first `ranks` ranks that have one.
     pub(crate) fn read_all(dir: &Path, ranks: u64) -> Vec<RankStatus> {
         if !dir.join("status").is_dir() {
@@ -147,7 +154,9 @@ mod tests {
         fs::write(dir.path().join("status/rank-2.json"), "{").unwrap();
         assert_eq!(RankStatus::read_all(dir.path(), 4).iter().map(|s| s.rank).collect::<Vec<_>>(), [0, 1, 3]);
         fs::remove_file(dir.path().join("status/rank-2.json")).unwrap();
-        (0..4).for_each(|rank| RankStatus::remove(dir.path(), rank));
+        RankStatus::remove_from(dir.path(), 1);
+        assert_eq!(RankStatus::read_all(dir.path(), 4).len(), 1);
+        RankStatus::remove(dir.path(), 0);
         assert!(!dir.path().join("status").exists());
     }
 

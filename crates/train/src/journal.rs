@@ -68,6 +68,8 @@ pub(crate) struct RunDescription<'a> {
     pub(crate) machine: Machine,
     pub(crate) total_steps: u64,
     pub(crate) trackers: &'a TrackerAccess,
+    /// The command that started the run, without secrets.
+    pub(crate) command: &'a str,
     pub(crate) resume_step: Option<u64>,
 }
 
@@ -92,6 +94,7 @@ impl RunDescription<'_> {
             },
             total_steps: self.total_steps,
             parameters: self.plan.input.models[0].params(),
+            command: self.command.to_owned(),
             planned_memory_bytes: kinds.iter().map(|(name, bytes)| (name.to_string(), bytes.0)).collect(),
         }
     }

@@ -67,6 +67,8 @@ pub struct PreparedRun {
     pub environment: RewardContext,
     /// How trackers are reached.
     pub trackers: TrackerAccess,
+    /// The command that started the run, for people to read. It must contain no secrets.
+    pub command: String,
     pub(crate) output: OutputDir,
     /// Checkpoints that the run may resume from.
     pub(crate) candidates: ResumeCandidates,
@@ -159,6 +161,7 @@ fn prepare_run(
         launch_id: None,
         environment: RewardContext::default(),
         trackers: TrackerAccess::default(),
+        command: String::new(),
         output,
         candidates,
         notes,

@@ -15,6 +15,7 @@ use serde_json::Value;
 use crate::args::{Quickstart, QuickstartAlgorithm};
 use crate::inputs;
 use crate::report::{self, Failure};
+use crate::run_command::command_line;
 use crate::stop::{GRACE, Stopper};
 use crate::train::boxed;
 use corpus::Problem;
@@ -193,7 +194,8 @@ impl Run<'_> {
         let all: Vec<String> =
             [file.display().to_string()].into_iter().chain(settings.iter().cloned()).collect();
         let (config, text) = inputs::load(Purpose::Train, &all, &[])?;
-        crate::train::alone(&config, &text, &Stopper::listen(GRACE, None)?)
+        let command = command_line(&all, &config);
+        crate::train::alone(&config, &text, &command, &Stopper::listen(GRACE, None)?)
     }
 }
 
