@@ -1,4 +1,4 @@
-//! The command that starts a run again, for its page. It has no secrets: it is written to the output folder.
+//! The command that repeats a run, for its page. It has no secrets: it is written to the output folder.
 
 use lockstep_config::{RunConfig, is_secret, redact_setting};
 
@@ -47,11 +47,14 @@ mod tests {
     }
 
     #[test]
-    fn a_command_starts_the_run_again_and_has_no_secret() {
+    fn a_command_repeats_the_run_and_has_no_secret() {
         assert_eq!(line(&["a b.yaml", "seed=3"], &[]), "lockstep train 'a b.yaml' seed=3");
         assert_eq!(line(&["it's.yaml"], &["nproc_per_node=2"]), "lockstep train --nproc 2 'it'\\''s.yaml'");
         assert_eq!(line(&["nproc_per_node=2"], &["nproc_per_node=2"]), "lockstep train nproc_per_node=2");
-        let secret = line(&["hub_token=hf_abc", "--", "WANDB_API_KEY=xyz", "torchrun", "--hub-token", "hf_abc", "x.py"], &[]);
+        let secret = line(
+            &["hub_token=hf_abc", "--", "WANDB_API_KEY=xyz", "torchrun", "--hub-token", "hf_abc", "x.py"],
+            &[],
+        );
         assert!(!secret.contains("hf_abc") && !secret.contains("xyz"), "{secret}");
         assert!(secret.contains("torchrun") && secret.ends_with(" x.py"), "{secret}");
     }

@@ -16,11 +16,9 @@ use crate::args::Train;
 use crate::hub::Need;
 use crate::plan::{AutoChoices, PlanSubject};
 use crate::report::{self, Bug, Failure};
-use crate::stop::Stopper;
 use crate::run_command::command_line;
-use crate::{
-    dry_run, foreign_launch, gpu, host, hub, inputs, launch, plan, ranks, run_report, trackers,
-};
+use crate::stop::Stopper;
+use crate::{dry_run, foreign_launch, gpu, host, hub, inputs, launch, plan, ranks, run_report, trackers};
 
 pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
     if args.dry_run {

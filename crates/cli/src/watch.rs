@@ -2,14 +2,16 @@
 
 use std::time::Duration;
 
-use lockstep_core::{Fault, FaultClass};
+use lockstep_core::{Fault, FaultClass, Rank};
 use lockstep_device::cuda::{GpuMonitor, GpuUse};
 use lockstep_launch::{LaunchError, Signals};
-use lockstep_watch::{GpuStatus, RunReader, View, WatchOptions, frame_text, has_terminal, terminal_size, watch};
+use lockstep_watch::{
+    GpuStatus, RunReader, View, WatchOptions, frame_text, has_terminal, terminal_size, watch,
+};
 
 use crate::args::Watch;
 use crate::report::{self, Failure};
-use crate::{gpu, runs};
+use crate::{gpu, ranks, runs};
 
 /// The size of a frame without a terminal.
 const SIZE: (u16, u16) = (100, 40);
@@ -50,12 +52,14 @@ pub(crate) fn run(args: &Watch) -> Result<(), Failure> {
     }
     // Without a driver there is no panel of GPUs.
     let monitor = GpuMonitor::open(&gpu::search()).ok();
-    let mut gpus = || monitor.as_ref().map_or_else(Vec::new, |monitor| monitor.read().into_iter().map(status).collect());
+    let mut gpus =
+        || monitor.as_ref().map_or_else(Vec::new, |monitor| monitor.read().into_iter().map(status).collect());
     if args.once {
         let mut reader = RunReader::new(files);
         let size = args.size.or_else(terminal_size).unwrap_or(SIZE);
         return report::print(&frame_text(reader.read(gpus()), &View::default(), size));
     }
+    ranks::arm_failpoint(Rank(0))?;
     let signals = Signals::that_end().map_err(|error: LaunchError| -> Failure { Box::new(error) })?;
     let options = WatchOptions {
         interval: Duration::from_secs_f64(args.interval),

@@ -52,7 +52,9 @@ fn a_frame_of_a_run_that_has_ended() {
     folder.succeeds(&["train", "run.yaml"]);
     let text = folder.succeeds(&["watch", "out", "--once", "--size", "120x40"]);
     assert_eq!(text.lines().count(), 40);
-    for part in ["out  finished  step 2/2 (100 %)", "─ loss ─", "─ tokens_per_second ─", "measured peak", "forward"] {
+    for part in
+        ["out  finished  step 2/2 (100 %)", "─ loss ─", "─ tokens_per_second ─", "measured peak", "forward"]
+    {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(text.contains("step 2 | loss: ") && !text.contains('\x1b'), "{text}");
@@ -106,8 +108,10 @@ fn a_rank_that_hangs_is_found() {
     kill_process(stopped, Signal::STOP).unwrap();
     let waiting = wait_for("collective that waits", || {
         let status = status(0);
-        let longest = status["operations"].as_array()?.iter().find(|one| one["seconds"].as_f64() > Some(1.0))?;
-        matches!(longest["lane"].as_str()?, "comm" | "between steps").then(|| longest["operation"].to_string())
+        let longest =
+            status["operations"].as_array()?.iter().find(|one| one["seconds"].as_f64() > Some(1.0))?;
+        matches!(longest["lane"].as_str()?, "comm" | "between steps")
+            .then(|| longest["operation"].to_string())
     });
     assert!(waiting.len() > 4, "{waiting}");
     kill_process(stopped, Signal::CONT).unwrap();
@@ -118,7 +122,7 @@ fn a_rank_that_hangs_is_found() {
 #[test]
 fn a_run_leaves_a_page_without_secrets() {
     let folder = Folder::new(&RUN.replace("output_dir: out\n", "output_dir: '<b>out'\n"));
-    let args = ["train", "run.yaml", "experiment_name=<script>x</script>"];
+    let args = ["train", "run.yaml", "experiment_name=<script>x"];
     let secrets = ["HF_TOKEN", "WANDB_API_KEY", "LOCKSTEP_TOKEN", "MLFLOW_TRACKING_PASSWORD"];
     let mut command = folder.command(&args);
     secrets.iter().for_each(|name| {
@@ -127,7 +131,7 @@ fn a_run_leaves_a_page_without_secrets() {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let page = folder.read("<b>out/report.html");
-    assert!(page.contains("<h1>&lt;script&gt;x&lt;/script&gt;</h1>") && !page.contains("<script"), "{page}");
+    assert!(page.contains("<h1>&lt;script&gt;x</h1>") && !page.contains("<script"), "{page}");
     assert!(page.contains("lockstep train run.yaml &#39;experiment_name=&lt;script&gt;"), "{page}");
     for (path, content) in folder.tree() {
         let text = String::from_utf8_lossy(content.as_deref().unwrap_or_default()).into_owned();
@@ -147,7 +151,10 @@ fn a_page_that_cannot_be_written_is_a_warning() {
     fs::create_dir_all(folder.path("out/report.html/full")).unwrap();
     let ran = folder.run(&["train", "run.yaml"]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
-    assert!(ran.stderr.starts_with("warning: the page about the run is missing: cannot write out/report.html"), "{ran:?}");
+    assert!(
+        ran.stderr.starts_with("warning: the page about the run is missing: cannot write out/report.html"),
+        "{ran:?}"
+    );
     assert!(folder.path("out/model/model.safetensors").exists());
 }
 
@@ -161,10 +168,15 @@ struct InTerminal {
 
 impl InTerminal {
     fn start(folder: &Folder) -> InTerminal {
+        InTerminal::with(folder, &[])
+    }
+
+    fn with(folder: &Folder, variables: &[(&str, &str)]) -> InTerminal {
         use rustix::pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt};
         let terminal = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&terminal).and_then(|()| unlockpt(&terminal)).unwrap();
         let mut command = folder.command(&["watch", "out", "--interval", "0.1"]);
+        command.envs(variables.iter().copied());
         let side = || ioctl_tiocgptpeer(&terminal, OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         let child = command.stdin(side()).stdout(side()).stderr(Stdio::null()).spawn().unwrap();
         let (sender, output) = channel();
@@ -234,6 +246,15 @@ fn in_a_terminal() {
     watch.shows("finished");
     watch.press("\x03");
     assert_eq!(watch.ends(), Some(0));
+}
+
+#[test]
+fn a_panic_restores_the_terminal() {
+    let folder = Folder::new(RUN);
+    folder.succeeds(&["train", "run.yaml"]);
+    let mut watch = InTerminal::with(&folder, &[("LOCKSTEP_FAILPOINT", "0/watch.frame")]);
+    watch.shows("finished");
+    assert_eq!(watch.ends(), Some(70));
 }
 
 #[test]

@@ -102,7 +102,8 @@ impl Column {
         }
         if self.buckets.len() > MAX_BUCKETS {
             let pairs = self.buckets.chunks(2);
-            self.buckets = pairs.map(|pair| pair.iter().copied().reduce(Bucket::joined).expect("one or two")).collect();
+            self.buckets =
+                pairs.map(|pair| pair.iter().copied().reduce(Bucket::joined).expect("one or two")).collect();
             self.bucket_len *= 2;
         }
     }
@@ -138,7 +139,11 @@ impl Column {
     }
 
     pub fn high(&self) -> Option<f64> {
-        self.buckets.iter().filter(|bucket| bucket.finite > 0).map(|bucket| bucket.high).max_by(f64::total_cmp)
+        self.buckets
+            .iter()
+            .filter(|bucket| bucket.finite > 0)
+            .map(|bucket| bucket.high)
+            .max_by(f64::total_cmp)
     }
 
     /// The points of a line, averaged over the newest `window` buckets at each. Values that are not finite are gaps.
@@ -181,7 +186,8 @@ impl History {
     }
 
     fn column_mut(&mut self, key: &str, evaluation: bool) -> &mut Column {
-        let found = self.columns.iter().position(|column| column.key == key && column.evaluation == evaluation);
+        let found =
+            self.columns.iter().position(|column| column.key == key && column.evaluation == evaluation);
         let at = found.unwrap_or_else(|| {
             self.columns.push(Column { key: key.to_owned(), evaluation, buckets: Vec::new(), bucket_len: 1 });
             self.columns.len() - 1
@@ -209,6 +215,18 @@ impl History {
         self.column(key)?.recent()
     }
 
+    /// The mean of a number over the newest steps: so many, or more in a long run. A step without it counts as zero: only
+    /// some steps save a checkpoint.
+    pub fn per_step(&self, key: &str, newest: u64) -> Option<f64> {
+        let cutoff = self.steps().saturating_sub(newest);
+        let timed = self.column("step_seconds")?.buckets.iter().rev();
+        let timed: Vec<&Bucket> = timed.take_while(|bucket| bucket.last_step > cutoff).collect();
+        let (first, steps) =
+            (timed.last()?.first_step, timed.iter().map(|bucket| f64::from(bucket.len)).sum::<f64>());
+        let of_key = self.column(key)?.buckets.iter().rev();
+        Some(of_key.take_while(|bucket| bucket.last_step >= first).map(Bucket::sum).sum::<f64>() / steps)
+    }
+
     /// The number of completed steps.
     pub fn steps(&self) -> u64 {
         self.last_step.as_ref().map_or(0, |line| line.step)
@@ -217,7 +235,8 @@ impl History {
     /// The mean busy seconds of each rank over the newest steps. Empty for one rank and for very many.
     pub fn rank_busy_seconds(&self) -> Vec<f64> {
         let ranks = self.busy.back().map_or(0, Vec::len);
-        let mean = |rank: usize| self.busy.iter().map(|busy| busy[rank]).sum::<f64>() / self.busy.len() as f64;
+        let mean =
+            |rank: usize| self.busy.iter().map(|busy| busy[rank]).sum::<f64>() / self.busy.len() as f64;
         (0..ranks).map(mean).collect()
     }
 }
@@ -257,6 +276,22 @@ mod tests {
         history.push(MetricsLine { evaluation: true, ..line(7, 9.0) });
         assert_eq!((history.steps(), history.evaluations.len()), (1, 1));
         assert_eq!(history.evaluation_column("loss").unwrap().newest(), Some(9.0));
+    }
+
+    #[test]
+    fn rare_costs_are_spread_over_the_steps() {
+        let mut history = History::default();
+        for step in 1..=100 {
+            let mut numbers = vec![("step_seconds".to_owned(), 0.5), ("forward_seconds".to_owned(), 0.25)];
+            numbers.extend((step % 50 == 10).then(|| ("checkpoint_seconds".to_owned(), 4.0)));
+            history.push(MetricsLine { step, numbers, ..MetricsLine::default() });
+        }
+        let costs = |newest| {
+            ["forward_seconds", "checkpoint_seconds", "none"].map(|key| history.per_step(key, newest))
+        };
+        assert_eq!(costs(20), [Some(0.25), Some(0.0), None]);
+        assert_eq!(costs(50), [Some(0.25), Some(0.08), None]);
+        assert_eq!(History::default().per_step("forward_seconds", 9), None);
     }
 
     proptest! {

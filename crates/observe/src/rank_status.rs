@@ -140,7 +140,10 @@ mod tests {
             host: "alpha".into(),
             pid: 77,
             step: 12,
-            operations: vec![operation("comm", "#3 all-reduce \"head\""), operation("compute", "#4 backward block 0")],
+            operations: vec![
+                operation("comm", "#3 all-reduce \"head\""),
+                operation("compute", "#4 backward block 0"),
+            ],
             age: Duration::ZERO,
         };
         status.write(dir.path()).unwrap();

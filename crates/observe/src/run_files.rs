@@ -191,7 +191,9 @@ impl MetricsReader {
                     self.partial.extend_from_slice(piece);
                 }
                 if piece.ends_with(b"\n") {
-                    MetricsLine::parse(&self.partial).into_iter().for_each(|line| each(MetricsEvent::Line(line)));
+                    MetricsLine::parse(&self.partial)
+                        .into_iter()
+                        .for_each(|line| each(MetricsEvent::Line(line)));
                     self.partial.clear();
                 }
             }
@@ -283,7 +285,8 @@ impl RunFiles {
     /// The newest completions of a run that learns from rewards, oldest first.
     pub fn completions(&self, most: usize) -> Vec<Completion> {
         let tail = tail(&self.dir.join("completions.jsonl"), COMPLETIONS_TAIL_BYTES).unwrap_or_default();
-        let mut newest: Vec<Completion> = tail.lines().rev().filter_map(Completion::parse).take(most).collect();
+        let mut newest: Vec<Completion> =
+            tail.lines().rev().filter_map(Completion::parse).take(most).collect();
         newest.reverse();
         newest
     }
@@ -319,7 +322,11 @@ fn tail(path: &Path, most_bytes: u64) -> io::Result<String> {
     file.seek(SeekFrom::Start(start))?;
     let mut bytes = Vec::new();
     file.take(most_bytes).read_to_end(&mut bytes)?;
-    let from = if start == 0 { 0 } else { bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1) };
+    let from = if start == 0 {
+        0
+    } else {
+        bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1)
+    };
     Ok(String::from_utf8_lossy(&bytes[from..]).into_owned())
 }
 
@@ -362,13 +369,17 @@ mod tests {
     fn the_ends_of_the_log_and_of_completions_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let files = RunFiles { dir: dir.path().to_path_buf() };
-        assert!(files.log_tail(3).is_empty() && files.completions(2).is_empty() && files.last_written().is_none());
+        assert!(
+            files.log_tail(3).is_empty() && files.completions(2).is_empty() && files.last_written().is_none()
+        );
         fs::create_dir(dir.path().join("logs")).unwrap();
         let log: String = (0..20_000).map(|i| format!("line {i}\n")).collect();
         fs::write(dir.path().join("logs/training.log"), log).unwrap();
         assert_eq!(files.log_tail(2), ["line 19998", "line 19999"]);
         assert!(files.log_tail(100_000)[0].starts_with("line "), "the first line is whole");
-        let one = |step| json!({"step": step, "prompt": "1+1=", "completion": "<b>2", "reward": null}).to_string() + "\n";
+        let one = |step| {
+            json!({"step": step, "prompt": "1+1=", "completion": "<b>2", "reward": null}).to_string() + "\n"
+        };
         fs::write(dir.path().join("completions.jsonl"), one(1) + &one(2) + &one(3) + "{\"step\"").unwrap();
         let read = files.completions(2);
         assert_eq!(read.iter().map(|completion| completion.step).collect::<Vec<_>>(), [2, 3]);

@@ -71,7 +71,8 @@ impl RunFiles {
     pub fn stop_reason(&self) -> Option<String> {
         let messages = self.log_tail(END_LINES);
         // After the time.
-        let messages = messages.iter().rev().filter_map(|line| line.split_once(' ')).map(|(_, message)| message);
+        let messages =
+            messages.iter().rev().filter_map(|line| line.split_once(' ')).map(|(_, message)| message);
         let is_stop = |message: &str| message.starts_with("stopped by ") || message.starts_with("stopped: ");
         // Later messages are of the run that resumed.
         let is_start = |message: &str| message.starts_with("step ") || message.starts_with("fingerprint ");
@@ -114,7 +115,10 @@ mod tests {
         assert_eq!(files.stop_reason(), None);
         log.event("stopped by SIGTERM after step 12; checkpoint in out").unwrap();
         log.event("profile in out").unwrap();
-        assert_eq!(files.stop_reason().as_deref(), Some("stopped by SIGTERM after step 12; checkpoint in out"));
+        assert_eq!(
+            files.stop_reason().as_deref(),
+            Some("stopped by SIGTERM after step 12; checkpoint in out")
+        );
         log.fingerprint("abc", &[]).unwrap();
         assert_eq!(files.stop_reason(), None, "the run has resumed");
     }

@@ -48,7 +48,10 @@ mod tests {
 
     #[test]
     fn characters_that_control_the_terminal_are_escaped() {
-        assert_eq!(printable("a\x1b[31mb\u{202e}c\u{200b}\u{85}é漢"), "a\\u{1b}[31mb\\u{202e}c\\u{200b}\\u{85}é漢");
+        assert_eq!(
+            printable("a\x1b[31mb\u{202e}c\u{200b}\u{85}é漢"),
+            "a\\u{1b}[31mb\\u{202e}c\\u{200b}\\u{85}é漢"
+        );
         assert_eq!(one_line(" a: 1\n  b: 2\n"), "a: 1, b: 2");
     }
 

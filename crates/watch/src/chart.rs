@@ -67,7 +67,8 @@ struct Range {
 
 impl Range {
     fn of(values: impl Iterator<Item = f64>) -> Option<Range> {
-        let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
+        let (low, high) =
+            values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
         let spare = if high > low { 0.0 } else { low.abs().max(1e-6) * 0.1 };
         (low <= high).then(|| Range { low: low - spare, high: high + spare })
     }

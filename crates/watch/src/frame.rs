@@ -40,7 +40,11 @@ pub fn draw(snapshot: &Snapshot, view: &View, area: Rect, buffer: &mut Buffer) {
     let body = height - header::ROWS - log_rows - 1;
     let wanted: u16 = PANELS.iter().map(|(rows, ..)| rows(snapshot)).sum();
     let left = if width >= TWO_COLUMNS && wanted > 0 { width - side_width(width) } else { width };
-    draw_charts(snapshot, view, &mut screen.part(0, header::ROWS, left.saturating_sub(u16::from(left < width)), body));
+    draw_charts(
+        snapshot,
+        view,
+        &mut screen.part(0, header::ROWS, left.saturating_sub(u16::from(left < width)), body),
+    );
     if left < width {
         draw_side(snapshot, &mut screen.part(left, header::ROWS, width - left, body));
     }

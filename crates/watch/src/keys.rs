@@ -44,7 +44,10 @@ mod tests {
     #[test]
     fn keys_of_a_terminal() {
         assert_eq!(keys(b"q?\t"), [Key::Char('q'), Key::Char('?'), Key::Next]);
-        assert_eq!(keys(b"\x1b[C\x1bOB\x1b[1;5D\x1b[Z"), [Key::Next, Key::Next, Key::Previous, Key::Previous]);
+        assert_eq!(
+            keys(b"\x1b[C\x1bOB\x1b[1;5D\x1b[Z"),
+            [Key::Next, Key::Next, Key::Previous, Key::Previous]
+        );
         assert_eq!(keys(b"\x1b[3~l\x1b"), [Key::Char('l'), Key::Escape]);
         assert_eq!(keys(b"\x03\xc3\xa4\r"), [Key::Interrupt]);
         assert_eq!(keys(b"\x1b["), []);

@@ -25,6 +25,7 @@ mod view;
 use std::io;
 use std::time::{Duration, Instant};
 
+use lockstep_core::failpoint;
 use lockstep_observe::RunFiles;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::layout::Rect;
@@ -67,6 +68,7 @@ pub fn watch(files: RunFiles, options: WatchOptions<'_>) -> io::Result<()> {
         let mut screen = Buffer::empty(area);
         draw(snapshot, &view, area, &mut screen);
         terminal.show(screen)?;
+        failpoint::pass("watch.frame");
         // Until something changes.
         loop {
             if ends() {

@@ -96,7 +96,8 @@ impl RunReader {
             self.seen_writing = Some(Instant::now());
         }
         self.last_written = written;
-        snapshot.silent = [files.silent(), self.seen_writing.map(|at| at.elapsed())].into_iter().flatten().min();
+        snapshot.silent =
+            [files.silent(), self.seen_writing.map(|at| at.elapsed())].into_iter().flatten().min();
         snapshot.stop = files.stop_reason();
         let signs = RunSigns {
             steps: snapshot.history.steps(),

@@ -21,9 +21,21 @@ fn run(steps: u64, total: u64, ranks: usize) -> Snapshot {
             history.push(MetricsLine { step, evaluation: true, numbers, lists: vec![] });
         }
     }
-    let kinds = [("parameters", 12), ("gradients", 12), ("optimizer", 24), ("activations", 40), ("buffers", 6), ("foreign", 34)];
+    let kinds = [
+        ("parameters", 12),
+        ("gradients", 12),
+        ("optimizer", 24),
+        ("activations", 40),
+        ("buffers", 6),
+        ("foreign", 34),
+    ];
     let lines = (steps.saturating_sub(20)..steps).map(|step| {
-        format!("2026-03-01T09:05:{:02}.250Z step {} | loss: {:.6} | grad_norm 1.23", step % 60, step + 1, loss(step + 1))
+        format!(
+            "2026-03-01T09:05:{:02}.250Z step {} | loss: {:.6} | grad_norm 1.23",
+            step % 60,
+            step + 1,
+            loss(step + 1)
+        )
     });
     Snapshot {
         path: "outputs/first".into(),
@@ -89,7 +101,8 @@ fn status(rank: u32, lane: &str, operation: &str, seconds: f64) -> RankStatus {
 
 fn eight_ranks() -> Snapshot {
     let reduce = "#31 all-reduce block 3 + block 2 over 8 ranks";
-    let mut ranks: Vec<RankStatus> = (0..8).map(|rank| status(rank, "comm", reduce, 4.1 + f64::from(rank) / 8.0)).collect();
+    let mut ranks: Vec<RankStatus> =
+        (0..8).map(|rank| status(rank, "comm", reduce, 4.1 + f64::from(rank) / 8.0)).collect();
     ranks[5] = status(5, "compute", "#28 backward block 2", 4.9);
     ranks[7].age = Duration::from_secs(35);
     Snapshot { ranks, ..run(120, 560, 8) }
@@ -107,7 +120,8 @@ fn with_gpus() -> Snapshot {
         processes: vec![(4000 + index, Some(76 << 30)), (9, None)],
     };
     let unknown = GpuStatus { name: "other".into(), total_bytes: 1 << 30, ..GpuStatus::default() };
-    let ranks = vec![status(0, "between steps", "losses", 0.001), status(1, "between steps", "losses", 0.002)];
+    let ranks =
+        vec![status(0, "between steps", "losses", 0.001), status(1, "between steps", "losses", 0.002)];
     Snapshot { gpus: vec![gpu(0), gpu(1), unknown], ranks, ..run(120, 560, 2) }
 }
 
@@ -165,14 +179,23 @@ fn finished() {
 
 #[test]
 fn stopped_by_a_signal() {
-    let stop = Some("stopped by SIGTERM after step 320; checkpoint in outputs/first/checkpoints/step-320".into());
-    assert_screens("stopped", &Snapshot { state: RunState::Stopped, stop, ..run(320, 560, 1) }, &View::default());
+    let stop =
+        Some("stopped by SIGTERM after step 320; checkpoint in outputs/first/checkpoints/step-320".into());
+    assert_screens(
+        "stopped",
+        &Snapshot { state: RunState::Stopped, stop, ..run(320, 560, 1) },
+        &View::default(),
+    );
 }
 
 #[test]
 fn stale() {
     let silent = Some(Duration::from_secs(725));
-    assert_screens("stale", &Snapshot { state: RunState::Stopped, silent, ..run(320, 560, 1) }, &View::default());
+    assert_screens(
+        "stale",
+        &Snapshot { state: RunState::Stopped, silent, ..run(320, 560, 1) },
+        &View::default(),
+    );
 }
 
 #[test]

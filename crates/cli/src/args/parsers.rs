@@ -51,7 +51,8 @@ pub(super) fn probability(text: &str) -> Result<f32, String> {
 /// The size of a screen, such as `160x50`.
 pub(super) fn size(text: &str) -> Result<(u16, u16), String> {
     const MAX: u16 = 1000;
-    let sides = text.split_once('x').and_then(|(columns, rows)| Some((columns.parse().ok()?, rows.parse().ok()?)));
+    let sides =
+        text.split_once('x').and_then(|(columns, rows)| Some((columns.parse().ok()?, rows.parse().ok()?)));
     let fits = |(columns, rows): &(u16, u16)| (1..=MAX).contains(columns) && (1..=MAX).contains(rows);
     sides.filter(fits).ok_or_else(|| format!("expected columns and rows up to {MAX}, such as 160x50"))
 }

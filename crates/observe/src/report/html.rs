@@ -72,7 +72,10 @@ fn push_cell(out: &mut String, cell: &Cell, is_header: bool) {
         (Cell::Number(raw), false) => write!(out, "<td class=\"n\">{}</td>", text(raw)),
         (Cell::Bar(share), _) => {
             let width = 100.0 * share.clamp(0.0, 1.0);
-            write!(out, "<td aria-hidden=\"true\" style=\"width:40%\"><span class=\"bar\" style=\"width:{width:.1}%\"></span></td>")
+            write!(
+                out,
+                "<td aria-hidden=\"true\" style=\"width:40%\"><span class=\"bar\" style=\"width:{width:.1}%\"></span></td>"
+            )
         }
     };
 }

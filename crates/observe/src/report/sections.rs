@@ -52,7 +52,10 @@ pub(super) fn summary(run: &RunReport) -> String {
     let best = history.evaluation_column("eval_loss").and_then(Column::low);
     add("lowest loss of evaluations", best.map(number));
     add("tokens", newest("tokens_total").map(|tokens| format!("{tokens:.0}")));
-    add("tokens per second, newest tenth", history.recent("tokens_per_second").map(|speed| format!("{speed:.0}")));
+    add(
+        "tokens per second, newest tenth",
+        history.recent("tokens_per_second").map(|speed| format!("{speed:.0}")),
+    );
     let seconds = history.column("step_seconds").and_then(total);
     add("time of all steps", seconds.map(human_duration));
     add("energy of all GPUs", newest("energy_joules").map(|joules| format!("{:.3} kWh", joules / 3.6e6)));
@@ -63,7 +66,8 @@ pub(super) fn summary(run: &RunReport) -> String {
     add("parameters", (info.parameters > 0).then(|| Elems(info.parameters).to_string()));
     add("version", known(&info.version));
     add("output folder", known(&run.path));
-    let rows: Vec<Vec<Cell>> = rows.into_iter().map(|(name, value)| vec![label(name), label(value)]).collect();
+    let rows: Vec<Vec<Cell>> =
+        rows.into_iter().map(|(name, value)| vec![label(name), label(value)]).collect();
     section("summary", "Summary", &table("The run and its newest metrics", &["what", "value"], &rows, false))
 }
 
@@ -91,23 +95,35 @@ fn figure(run: &RunReport, key: &str) -> Option<String> {
     series.extend(evaluated.map(|column| Series { name: format!("eval_{key}"), points: column.points(1) }));
     let svg = line_chart(key, "step", &series, false);
     let words = [
-        column.buckets.iter().find_map(|bucket| bucket.mean()).map(|first| format!("first {}", number(first))),
+        column
+            .buckets
+            .iter()
+            .find_map(|bucket| bucket.mean())
+            .map(|first| format!("first {}", number(first))),
         column.newest().map(|newest| format!("newest {}", number(newest))),
         column.low().map(|low| format!("lowest {}", number(low))),
         column.high().map(|high| format!("highest {}", number(high))),
     ];
     let words: Vec<String> = words.into_iter().flatten().collect();
-    Some(format!("<figure>{svg}<figcaption>{}: {}</figcaption></figure>\n", text(key), text(&words.join(", "))))
+    Some(format!(
+        "<figure>{svg}<figcaption>{}: {}</figcaption></figure>\n",
+        text(key),
+        text(&words.join(", "))
+    ))
 }
 
 pub(super) fn costs(run: &RunReport) -> String {
-    let step = run.history.recent("step_seconds").filter(|seconds| *seconds > 0.0);
+    let newest = (run.history.steps() / 10).max(1);
+    let step = run.history.per_step("step_seconds", newest).filter(|seconds| *seconds > 0.0);
     let (Some(step), columns) = (step, run.history.columns()) else { return String::new() };
     let is_part = |column: &&Column| {
         !column.evaluation && column.key.ends_with("_seconds") && column.key != "step_seconds"
     };
+    let seconds =
+        |column: &Column| run.history.per_step(&column.key, newest).filter(|seconds| *seconds > 0.0);
+    let columns = columns.iter().filter(is_part);
     let mut parts: Vec<(&str, f64)> =
-        columns.iter().filter(is_part).filter_map(|c| Some((c.key.as_str(), c.recent()?))).collect();
+        columns.filter_map(|column| Some((column.key.as_str(), seconds(column)?))).collect();
     if parts.is_empty() {
         return String::new();
     }
@@ -125,8 +141,13 @@ pub(super) fn costs(run: &RunReport) -> String {
 }
 
 pub(super) fn memory(run: &RunReport) -> String {
-    let planned: Vec<(&String, u64)> =
-        run.info.planned_memory_bytes.iter().map(|(kind, bytes)| (kind, *bytes)).filter(|(_, b)| *b > 0).collect();
+    let planned: Vec<(&String, u64)> = run
+        .info
+        .planned_memory_bytes
+        .iter()
+        .map(|(kind, bytes)| (kind, *bytes))
+        .filter(|(_, b)| *b > 0)
+        .collect();
     if planned.is_empty() {
         return String::new();
     }
@@ -184,7 +205,8 @@ pub(super) fn evaluations(run: &RunReport) -> String {
 
 pub(super) fn completions(run: &RunReport) -> String {
     let one = |completion: &crate::run_files::Completion| {
-        let reward = completion.reward.map_or_else(String::new, |reward| format!(", reward {}", number(reward)));
+        let reward =
+            completion.reward.map_or_else(String::new, |reward| format!(", reward {}", number(reward)));
         format!(
             "<h3>Step {}{}</h3>\n<pre aria-label=\"prompt\">{}</pre>\n<pre aria-label=\"completion\">{}</pre>\n",
             completion.step,
@@ -206,8 +228,12 @@ fn shortened(raw: &str) -> String {
 }
 
 pub(super) fn configuration(run: &RunReport) -> String {
-    let rows: Vec<Vec<Cell>> =
-        run.info.settings.iter().map(|(key, value)| vec![label(printable(key)), label(one_line(value))]).collect();
+    let rows: Vec<Vec<Cell>> = run
+        .info
+        .settings
+        .iter()
+        .map(|(key, value)| vec![label(printable(key)), label(one_line(value))])
+        .collect();
     let mut content = String::new();
     if !rows.is_empty() {
         content += &table("Settings that differ from their defaults", &["key", "value"], &rows, false);

@@ -13,7 +13,8 @@ fn run(name: &str) -> (tempfile::TempDir, RunFiles) {
     let info = RunInfo {
         name: name.into(),
         config: format!("train_files: {name}\nlearning_rate: 1e-3\n"),
-        settings: [("learning_rate".to_string(), "1e-3".to_string()), (name.to_string(), name.to_string())].into(),
+        settings: [("learning_rate".to_string(), "1e-3".to_string()), (name.to_string(), name.to_string())]
+            .into(),
         ranks: 2,
         device: name.into(),
         total_steps: 40,
@@ -31,7 +32,8 @@ fn run(name: &str) -> (tempfile::TempDir, RunFiles) {
         };
         log.step(&StepRecord { step, loss: 4.0 / step as f64, cost, ..RECORD }).unwrap();
     }
-    let evaluation = EvalRecord { step: 40, loss: Some(0.5), tokens: Some(3), seconds: 1.0, ..EvalRecord::default() };
+    let evaluation =
+        EvalRecord { step: 40, loss: Some(0.5), tokens: Some(3), seconds: 1.0, ..EvalRecord::default() };
     log.evaluation(&evaluation).unwrap();
     let completion = serde_json::json!({"step": 40, "prompt": name, "completion": name, "reward": 0.5});
     fs::write(dir.path().join("completions.jsonl"), format!("{completion}\n")).unwrap();
@@ -77,7 +79,10 @@ fn the_page_asks_for_nothing_and_escapes_all_text() {
     let (_dir, files) = run(HOSTILE);
     let page = RunReport::read(&files).unwrap().page();
     assert!(!page.contains("<script") && !page.contains('\u{1b}') && !page.contains('\u{202e}'), "{page}");
-    assert!(page.contains("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;\\u{1b}[2J\\u{202e}&quot;&amp;"), "{page}");
+    assert!(
+        page.contains("&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;\\u{1b}[2J\\u{202e}&quot;&amp;"),
+        "{page}"
+    );
     assert!(!page.contains("src=") && !page.contains("href=") && !page.contains("url("), "{page}");
     // The name of the SVG namespace is not requested.
     assert!(!page.replace("http://www.w3.org/2000/svg", "").contains("http:"), "{page}");
@@ -100,6 +105,7 @@ fn a_page_replaces_the_old_one_and_leaves_nothing_behind() {
     assert!(fs::read_to_string(&path).unwrap().ends_with("</html>\n"));
     let error = report_file(&files, &dir.path().join("none/report.html")).unwrap_err().to_string();
     assert!(error.contains("report.html"), "{error}");
-    let names = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let names =
+        fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert!(!names.into_iter().any(|name| name.contains("partial")));
 }

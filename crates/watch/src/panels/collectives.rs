@@ -67,8 +67,9 @@ fn lines(snapshot: &Snapshot) -> Vec<(String, String, Style)> {
     let others = statuses.iter().filter(|status| status.age < SILENT && collective(status).is_none());
     for status in others.filter(|_| is_long) {
         let longest = status.operations.iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        let (doing, seconds) =
-            longest.map_or(("none".into(), String::new()), |one| (one.operation.clone(), short_seconds(one.seconds)));
+        let (doing, seconds) = longest.map_or(("none".into(), String::new()), |one| {
+            (one.operation.clone(), short_seconds(one.seconds))
+        });
         lines.push((format!("rank {} in {doing}", status.rank), seconds, WARN));
     }
     if lines.is_empty() {

@@ -13,7 +13,10 @@ const PROCESSES: usize = 3;
 pub(crate) fn rows(snapshot: &Snapshot) -> u16 {
     match snapshot.gpus.len() {
         0 => 0,
-        gpus => 1 + gpus as u16 + snapshot.gpus.iter().map(|gpu| gpu.processes.len().min(PROCESSES) as u16).sum::<u16>(),
+        gpus => {
+            1 + gpus as u16
+                + snapshot.gpus.iter().map(|gpu| gpu.processes.len().min(PROCESSES) as u16).sum::<u16>()
+        }
     }
 }
 

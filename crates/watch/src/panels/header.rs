@@ -16,7 +16,17 @@ pub(crate) fn draw(snapshot: &Snapshot, canvas: &mut Canvas<'_>) {
     let (state, style) = state(snapshot);
     let name = fitted(snapshot.name(), NAME_COLUMNS.min(usize::from(canvas.width()) / 3));
     let progress = progress(snapshot);
-    canvas.line(0, &[(" ", PLAIN), (name.trim_end(), BOLD), ("  ", PLAIN), (&state, style), ("  ", PLAIN), (&progress, PLAIN)]);
+    canvas.line(
+        0,
+        &[
+            (" ", PLAIN),
+            (name.trim_end(), BOLD),
+            ("  ", PLAIN),
+            (&state, style),
+            ("  ", PLAIN),
+            (&progress, PLAIN),
+        ],
+    );
     let (total, steps) = (snapshot.info.total_steps, snapshot.history.steps());
     let width = canvas.width().saturating_sub(2);
     if total > 0 {
@@ -31,7 +41,9 @@ pub(crate) fn draw(snapshot: &Snapshot, canvas: &mut Canvas<'_>) {
 }
 
 fn state(snapshot: &Snapshot) -> (String, Style) {
-    let silent = || snapshot.silent.map_or_else(String::new, |time| format!(", nothing written for {}", duration(time)));
+    let silent = || {
+        snapshot.silent.map_or_else(String::new, |time| format!(", nothing written for {}", duration(time)))
+    };
     match (snapshot.state, &snapshot.stop) {
         (RunState::Running, _) => ("running".into(), GOOD),
         (RunState::Finished, _) => ("finished".into(), TITLE),

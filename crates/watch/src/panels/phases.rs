@@ -13,14 +13,14 @@ const LEAST_SHARE: f64 = 0.002;
 
 /// The parts of a step and their seconds, in the order in which the run writes them.
 fn parts(snapshot: &Snapshot) -> (Vec<(&str, f64)>, f64) {
-    let mean = |column: &Column| column.mean_of_newest(super::NEWEST);
     let history = &snapshot.history;
-    let step = history.column("step_seconds").and_then(mean).unwrap_or(0.0);
+    let mean = |key: &str| history.per_step(key, super::NEWEST as u64);
+    let step = mean("step_seconds").unwrap_or(0.0);
     let is_part = |column: &&Column| {
         !column.evaluation && column.key.ends_with("_seconds") && column.key != "step_seconds"
     };
     let columns = history.columns().iter().filter(is_part);
-    let seconds = columns.filter_map(|column| Some((column.key.as_str(), mean(column)?)));
+    let seconds = columns.filter_map(|column| Some((column.key.as_str(), mean(&column.key)?)));
     (seconds.filter(|(_, seconds)| *seconds > step * LEAST_SHARE).collect(), step)
 }
 

@@ -36,7 +36,7 @@ pub(crate) fn draw(snapshot: &Snapshot, canvas: &mut Canvas<'_>) {
     let width = canvas.width();
     let bar = width.saturating_sub(9 + 10 + 8);
     for (y, (rank, seconds)) in (1..).zip(shown) {
-        let more = seconds / median;
+        let more = if median > 0.0 { seconds / median } else { 1.0 };
         let (style, mark) = if more >= STRAGGLES { (WARN, "◀ ") } else { (GOOD, "") };
         canvas.put(1, y, &format!("rank {rank}"), if mark.is_empty() { PLAIN } else { WARN });
         canvas.bar(9, y, bar, seconds / most, style);
