@@ -63,15 +63,17 @@ impl<'a> Canvas<'a> {
 
     /// Writes text that ends before column `end`.
     pub(crate) fn put_right(&mut self, end: u16, y: u16, text: &str, style: Style) {
+        let text = printable(text);
         let width = text.chars().count() as u16;
-        self.put(end.saturating_sub(width), y, text, style);
+        self.put(end.saturating_sub(width), y, &text, style);
     }
 
     /// A title in a rule over the whole width.
     pub(crate) fn title(&mut self, title: &str, note: &str) {
         let rule: String = "─".repeat(usize::from(self.area.width));
         self.put(0, 0, &rule, DIM);
-        let end = self.put(1, 0, &format!(" {title} "), TITLE);
+        let end = if title.is_empty() { 1 } else { self.put(1, 0, &format!(" {title} "), TITLE) };
+        let note = printable(note);
         let note_width = note.chars().count() as u16 + 2;
         if !note.is_empty() && end + note_width < self.area.width {
             self.put(self.area.width - note_width - 1, 0, &format!(" {note} "), PLAIN);

@@ -32,7 +32,7 @@ pub fn draw(snapshot: &Snapshot, view: &View, area: Rect, buffer: &mut Buffer) {
     let mut screen = Canvas::new(buffer, area);
     let (width, height) = (screen.width(), screen.height());
     if width < LEAST.0 || height < LEAST.1 {
-        screen.put(0, 0, &format!("{width}x{height} is too small: {}x{} at least", LEAST.0, LEAST.1), PLAIN);
+        screen.put(0, 0, &format!("too small: needs {}x{}", LEAST.0, LEAST.1), PLAIN);
         return;
     }
     header::draw(snapshot, &mut screen.part(0, 0, width, header::ROWS));

@@ -48,6 +48,10 @@ pub(super) fn table(caption: &str, heads: &[&str], rows: &[Vec<Cell>], last_is_t
     let mut out = format!("<div class=\"wide\"><table>\n<caption>{}</caption>\n<thead><tr>", text(caption));
     for (i, head) in heads.iter().enumerate() {
         let is_number = rows.first().is_some_and(|row| matches!(row.get(i), Some(Cell::Number(_))));
+        if head.is_empty() {
+            out.push_str("<td></td>");
+            continue;
+        }
         let class = if is_number { " class=\"n\"" } else { "" };
         let _ = write!(out, "<th scope=\"col\"{class}>{}</th>", text(head));
     }
@@ -101,7 +105,8 @@ mod tests {
     #[test]
     fn tables_have_headers_and_bars_are_bounded() {
         let rows = [vec![Cell::Text("<a>".into()), Cell::Number("1".into()), Cell::Bar(f64::NAN)]];
-        let table = table("c", &["name", "value", "share"], &rows, false);
+        let table = table("c", &["name", "value", ""], &rows, false);
+        assert!(table.contains("value</th><td></td></tr></thead>"), "no empty header: {table}");
         assert!(table.contains("<th scope=\"row\">&lt;a&gt;</th><td class=\"n\">1</td>"), "{table}");
         assert!(table.contains("<th scope=\"col\" class=\"n\">value</th>"), "{table}");
         assert!(section("id", "title", "").is_empty());
