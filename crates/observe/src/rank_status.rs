@@ -47,7 +47,15 @@ impl RunningOperation {
     }
 }
 
+/// Ranks write about once a second; one that has written nothing for longer than this hangs or has ended.
+const SILENT: Duration = Duration::from_secs(10);
+
 impl RankStatus {
+    /// Whether the rank still replaces its file.
+    pub fn is_new(&self) -> bool {
+        self.age < SILENT
+    }
+
     fn path(dir: &Path, rank: u32) -> PathBuf {
         dir.join("status").join(format!("rank-{rank}.json"))
     }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::rank_status::RankStatus;
 use crate::run_files::{RunFiles, RunInfo};
 
 /// A run that writes nothing for this long is not running, unless its steps take long.
@@ -42,19 +43,26 @@ pub struct RunSigns {
     pub step_seconds: Option<f64>,
     /// How long nothing has been written.
     pub silent: Option<Duration>,
+    /// Whether a rank has just written its status.
+    pub alive: bool,
     /// Why the run stopped early, as its log has it.
     pub stop: Option<String>,
 }
 
 impl RunSigns {
+    /// Whether nothing has been written for longer than steps take.
+    pub fn is_silent(&self) -> bool {
+        let step_seconds = self.step_seconds.filter(|seconds| (0.0..1e6).contains(seconds)).unwrap_or(0.0);
+        let limit = SILENT.max(Duration::from_secs_f64(step_seconds * SILENT_STEPS));
+        self.silent.is_none_or(|silent| silent >= limit)
+    }
+
     pub fn state(&self, info: &RunInfo) -> RunState {
-        let limit = SILENT.max(Duration::from_secs_f64(
-            self.step_seconds.filter(|seconds| (0.0..1e6).contains(seconds)).unwrap_or(0.0) * SILENT_STEPS,
-        ));
         match info.total_steps {
             total if total > 0 && self.steps >= total => RunState::Finished,
             _ if self.stop.is_some() => RunState::Stopped,
-            _ if self.silent.is_some_and(|silent| silent < limit) => RunState::Running,
+            // A long evaluation writes nothing else.
+            _ if self.alive || !self.is_silent() => RunState::Running,
             0 => RunState::Unknown,
             _ => RunState::Stopped,
         }
@@ -65,6 +73,11 @@ impl RunFiles {
     /// How long ago the run has written something. A time in the future, by a host whose clock is ahead, is now.
     pub fn silent(&self) -> Option<Duration> {
         self.last_written().map(|time| time.elapsed().unwrap_or_default())
+    }
+
+    /// Whether rank 0 has just written what it is doing.
+    pub fn is_alive(&self) -> bool {
+        self.rank_status(1).iter().any(RankStatus::is_new)
     }
 
     /// Why the run stopped early, if that is how its log ends.
@@ -94,13 +107,15 @@ mod tests {
             steps,
             silent: Some(Duration::from_secs(silent)),
             step_seconds: Some(step_seconds),
-            stop: None,
+            ..RunSigns::default()
         };
         let stopped = |stop: &str| RunSigns { stop: Some(stop.into()), ..signs(3, 0, 1.0) };
         assert_eq!(signs(10, 0, 1.0).state(&info), RunState::Finished);
         assert_eq!(signs(3, 100, 1.0).state(&info), RunState::Running);
         assert_eq!(signs(3, 130, 1.0).state(&info), RunState::Stopped);
         assert_eq!(signs(3, 130, 60.0).state(&info), RunState::Running, "its steps take a minute");
+        let alive = RunSigns { alive: true, ..signs(3, 900, 1.0) };
+        assert_eq!((alive.state(&info), alive.is_silent()), (RunState::Running, true), "a long evaluation");
         assert_eq!(stopped("stopped by SIGTERM").state(&info), RunState::Stopped);
         assert_eq!(signs(3, 130, f64::NAN).state(&RunInfo::default()), RunState::Unknown);
         assert_eq!(RunSigns::default().state(&info), RunState::Stopped);

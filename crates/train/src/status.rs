@@ -24,12 +24,13 @@ pub(crate) struct StatusWriter {
 }
 
 impl StatusWriter {
-    /// `None` for a single rank, which waits for nobody, and for more ranks than a shared disk should serve.
+    /// `None` for more ranks than a shared disk should serve.
     pub(crate) fn start(engine: &Engine, output: &OutputDir, step: u64) -> Option<StatusWriter> {
         let (rank, ranks) = (engine.rank().0, engine.plan().input.mesh.world_size());
         let dir = output.path().to_path_buf();
-        let writes = (2..=MAX_STATUS_RANKS).contains(&ranks);
+        let writes = ranks <= MAX_STATUS_RANKS;
         if rank == 0 {
+            // Left by an earlier run of more ranks that was killed.
             RankStatus::remove_from(&dir, if writes { ranks } else { 0 });
         }
         if !writes {

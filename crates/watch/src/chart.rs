@@ -70,7 +70,7 @@ impl Range {
         let (low, high) =
             values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
         let spare = if high > low { 0.0 } else { low.abs().max(1e-6) * 0.1 };
-        (low <= high).then(|| Range { low: low - spare, high: high + spare })
+        (low <= high).then_some(Range { low: low - spare, high: high + spare })
     }
 
     fn at(&self, share: f64) -> f64 {

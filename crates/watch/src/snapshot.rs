@@ -23,6 +23,8 @@ pub struct Snapshot {
     pub stop: Option<String>,
     /// How long nothing has been written.
     pub silent: Option<Duration>,
+    /// Whether that is longer than steps take.
+    pub is_silent: bool,
     /// The newest lines of the log, oldest first.
     pub log: Vec<String>,
     pub ranks: Vec<RankStatus>,
@@ -73,6 +75,7 @@ impl RunReader {
             state: RunState::Unknown,
             stop: None,
             silent: None,
+            is_silent: false,
             log: Vec::new(),
             ranks: Vec::new(),
             gpus: Vec::new(),
@@ -103,9 +106,11 @@ impl RunReader {
             steps: snapshot.history.steps(),
             step_seconds: snapshot.history.recent("step_seconds"),
             silent: snapshot.silent,
+            alive: snapshot.ranks.iter().any(RankStatus::is_new),
             stop: snapshot.stop.clone(),
         };
         snapshot.state = signs.state(&snapshot.info);
+        snapshot.is_silent = signs.is_silent();
         snapshot
     }
 

@@ -102,7 +102,7 @@ impl Terminal {
         }
         let mut bytes = [0; 256];
         // Not through std's buffer, whose content `poll` does not see.
-        match rustix::io::read(&stdin, &mut bytes) {
+        match rustix::io::read(stdin, &mut bytes) {
             Ok(0) => None,
             Ok(len) => Some(keys(&bytes[..len])),
             Err(rustix::io::Errno::INTR) => Some(Vec::new()),

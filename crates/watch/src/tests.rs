@@ -50,6 +50,7 @@ fn run(steps: u64, total: u64, ranks: usize) -> Snapshot {
         state: RunState::Running,
         stop: None,
         silent: Some(Duration::from_secs(1)),
+        is_silent: false,
         log: lines.collect(),
         ranks: Vec::new(),
         gpus: Vec::new(),
@@ -199,6 +200,14 @@ fn stale() {
 }
 
 #[test]
+fn a_run_that_hangs() {
+    let silent = Some(Duration::from_secs(725));
+    let text =
+        frame_text(&Snapshot { silent, is_silent: true, ..eight_ranks() }, &View::default(), (100, 30));
+    assert!(text.contains("running, nothing written for 12m 05s"), "{text}");
+}
+
+#[test]
 fn a_run_without_anything() {
     assert_screens("empty", &empty(), &View::default());
 }
@@ -241,6 +250,11 @@ fn a_reader_follows_a_run() {
     let snapshot = reader.read(Vec::new());
     assert_eq!((snapshot.history.steps(), snapshot.state), (1, RunState::Running));
     RankStatus { rank: 1, ..RankStatus::default() }.write(path).unwrap();
+    // Nothing else has been written for an hour.
+    let hour_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
+    metrics.set_modified(hour_ago).unwrap();
+    let snapshot = RunReader::new(RunFiles::open(path).unwrap()).read(Vec::new()).clone();
+    assert_eq!((snapshot.state, snapshot.is_silent), (RunState::Running, true));
     metrics.write_all(b"ss\":1.5}\n{\"step\":3,\"loss\":1.0}\n").unwrap();
     fs::create_dir(path.join("logs")).unwrap();
     fs::write(path.join("logs/training.log"), "2026-03-01T09:05:07.250Z step 3 | loss: 1.0\n").unwrap();

@@ -19,7 +19,12 @@ impl RunSummary {
             Box::new(RunError::Unreadable { path: files.dir().to_owned(), cause })
         })?;
         let path = files.dir().display().to_string();
-        let signs = RunSigns { silent: files.silent(), stop: files.stop_reason(), ..RunSigns::default() };
+        let signs = RunSigns {
+            silent: files.silent(),
+            alive: files.is_alive(),
+            stop: files.stop_reason(),
+            ..RunSigns::default()
+        };
         let mut run = RunSummary { path, info: files.info(), lines: read.lines, signs };
         (run.signs.steps, run.signs.step_seconds) = (run.steps(), run.recent("step_seconds"));
         Ok(run)

@@ -36,6 +36,7 @@ impl RunReport {
             steps: history.steps(),
             step_seconds: history.recent("step_seconds"),
             silent: files.silent(),
+            alive: files.is_alive(),
             stop: files.stop_reason(),
         };
         Ok(RunReport {

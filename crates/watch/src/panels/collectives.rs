@@ -1,8 +1,6 @@
 //! Which collectives are in flight, who takes part in them, and what the others are doing. In a run that hangs, this is
 //! where one sees which rank the others wait for.
 
-use std::time::Duration;
-
 use lockstep_observe::{RankStatus, RunningOperation, short_seconds};
 use ratatui_core::style::Style;
 
@@ -10,8 +8,6 @@ use super::duration;
 use crate::canvas::{BAD, Canvas, DIM, PLAIN, WARN};
 use crate::snapshot::Snapshot;
 
-/// Ranks write about once a second; one that is silent for longer than this hangs or has ended.
-const SILENT: Duration = Duration::from_secs(10);
 /// Collectives that take longer than this are worth a look at the other ranks.
 const LONG: f64 = 2.0;
 
@@ -28,7 +24,7 @@ fn collective(status: &RankStatus) -> Option<&RunningOperation> {
 
 fn in_flight(statuses: &[RankStatus]) -> Vec<InFlight<'_>> {
     let mut all: Vec<InFlight<'_>> = Vec::new();
-    for status in statuses.iter().filter(|status| status.age < SILENT) {
+    for status in statuses.iter().filter(|status| status.is_new()) {
         let Some(one) = collective(status) else { continue };
         match all.iter_mut().find(|other| other.operation == one.operation) {
             Some(same) => {
@@ -48,7 +44,7 @@ fn in_flight(statuses: &[RankStatus]) -> Vec<InFlight<'_>> {
 /// The lines of the panel, the most important ones first.
 fn lines(snapshot: &Snapshot) -> Vec<(String, String, Style)> {
     let statuses = &snapshot.ranks;
-    let silent = statuses.iter().filter(|status| status.age >= SILENT).map(|status| {
+    let silent = statuses.iter().filter(|status| !status.is_new()).map(|status| {
         let doing = collective(status).or(status.operations.first());
         let doing = doing.map_or_else(String::new, |one| format!(", last in {}", one.operation));
         (format!("rank {} silent{doing}", status.rank), duration(status.age), BAD)
@@ -64,7 +60,7 @@ fn lines(snapshot: &Snapshot) -> Vec<(String, String, Style)> {
         let style = if one.seconds >= LONG { WARN } else { PLAIN };
         lines.push((one.operation.to_owned(), format!("{ranks}  {}", short_seconds(one.seconds)), style));
     }
-    let others = statuses.iter().filter(|status| status.age < SILENT && collective(status).is_none());
+    let others = statuses.iter().filter(|status| status.is_new() && collective(status).is_none());
     for status in others.filter(|_| is_long) {
         let longest = status.operations.iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds));
         let (doing, seconds) = longest.map_or(("none".into(), String::new()), |one| {
@@ -79,7 +75,12 @@ fn lines(snapshot: &Snapshot) -> Vec<(String, String, Style)> {
 }
 
 pub(crate) fn rows(snapshot: &Snapshot) -> u16 {
-    if snapshot.ranks.is_empty() { 0 } else { lines(snapshot).len().max(2) as u16 + 1 }
+    // One rank waits for nobody.
+    if snapshot.info.ranks < 2 || snapshot.ranks.is_empty() {
+        0
+    } else {
+        lines(snapshot).len().max(2) as u16 + 1
+    }
 }
 
 pub(crate) fn draw(snapshot: &Snapshot, canvas: &mut Canvas<'_>) {

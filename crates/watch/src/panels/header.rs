@@ -45,6 +45,7 @@ fn state(snapshot: &Snapshot) -> (String, Style) {
         snapshot.silent.map_or_else(String::new, |time| format!(", nothing written for {}", duration(time)))
     };
     match (snapshot.state, &snapshot.stop) {
+        (RunState::Running, _) if snapshot.is_silent => (format!("running{}", silent()), WARN),
         (RunState::Running, _) => ("running".into(), GOOD),
         (RunState::Finished, _) => ("finished".into(), TITLE),
         (RunState::Stopped, Some(stop)) => {
