@@ -8,6 +8,8 @@ use super::duration;
 use crate::canvas::{BAD, Canvas, DIM, PLAIN, WARN};
 use crate::snapshot::Snapshot;
 
+/// The lines of the panel at most.
+const MOST: usize = 8;
 /// Collectives that take longer than this are worth a look at the other ranks.
 const LONG: f64 = 2.0;
 
@@ -61,25 +63,26 @@ fn lines(snapshot: &Snapshot) -> Vec<(String, String, Style)> {
         lines.push((one.operation.to_owned(), format!("{ranks}  {}", short_seconds(one.seconds)), style));
     }
     let others = statuses.iter().filter(|status| status.is_new() && collective(status).is_none());
-    for status in others.filter(|_| is_long) {
+    for status in others {
         let longest = status.operations.iter().max_by(|a, b| a.seconds.total_cmp(&b.seconds));
-        let (doing, seconds) = longest.map_or(("none".into(), String::new()), |one| {
-            (one.operation.clone(), short_seconds(one.seconds))
+        let style = if is_long { WARN } else { DIM };
+        lines.push(match longest {
+            Some(one) => {
+                (format!("rank {} in {}", status.rank, one.operation), short_seconds(one.seconds), style)
+            }
+            None => (format!("rank {} between operations", status.rank), String::new(), style),
         });
-        lines.push((format!("rank {} in {doing}", status.rank), seconds, WARN));
-    }
-    if lines.is_empty() {
-        lines.push(("none at this moment".into(), String::new(), DIM));
     }
     lines
 }
 
+/// The same number whatever the ranks are doing, so that nothing moves from frame to frame.
 pub(crate) fn rows(snapshot: &Snapshot) -> u16 {
-    // One rank waits for nobody.
-    if snapshot.info.ranks < 2 || snapshot.ranks.is_empty() {
-        0
-    } else {
-        lines(snapshot).len().max(2) as u16 + 1
+    match snapshot.ranks.len() {
+        // One rank waits for nobody.
+        _ if snapshot.info.ranks < 2 => 0,
+        0 => 0,
+        ranks => ranks.clamp(2, MOST) as u16 + 1,
     }
 }
 
