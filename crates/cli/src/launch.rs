@@ -208,6 +208,8 @@ pub(crate) fn start(
     let address = flags.master_addr.clone().or_else(|| variable(names::MASTER_ADDR));
     let node =
         if mpiexec.is_some() { 0 } else { node_rank(flags, nodes, address.as_deref()).map_err(failed)? };
+    // Rank 0, which writes the output folder, is on node 0.
+    let _dashboard = if node == 0 { dashboard::of_run(config)? } else { None };
     let master_addr = match address {
         Some(host) => host,
         None if nodes == 1 => String::new(),

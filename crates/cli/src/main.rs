@@ -39,12 +39,14 @@ mod ranks;
 mod recipe;
 mod report;
 mod reporter;
+mod run_report;
 mod runs;
 mod selftest;
 mod selftest_ranks;
 mod stop;
 mod trackers;
 mod train;
+mod watch;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
@@ -98,6 +100,7 @@ fn run(command: &Command) -> Result<ExitCode, report::Failure> {
         Command::Eval(args) => evaluate::run(args).map(|()| ExitCode::SUCCESS),
         Command::Generate(args) => generate::run(args).map(|()| ExitCode::SUCCESS),
         Command::Export(args) => export::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Watch(args) => watch::run(args).map(|()| ExitCode::SUCCESS),
         Command::Runs(args) => runs::run(args).map(|()| ExitCode::SUCCESS),
         Command::Serve(args) => dashboard::serve(args).map(|()| ExitCode::SUCCESS),
         Command::Logs(args) => logs::run(args).map(|()| ExitCode::SUCCESS),

@@ -10,8 +10,8 @@ use lockstep_config::{CarrierName, Origin, Purpose, Resume, RunConfig};
 use lockstep_core::{Fault, FaultClass, Rank, failpoint};
 use lockstep_device::Device;
 use lockstep_launch::{
-    AbortKind, ErrorNote, JoinOptions, LaunchError, Member, RendezvousHost, STOPPED, Session, World, cores,
-    names,
+    AbortKind, ErrorNote, JoinOptions, LaunchError, Member, RendezvousHost, STOPPED, Session, StartedBy,
+    World, cores, names,
 };
 
 use crate::args;
@@ -390,7 +390,7 @@ pub(crate) fn report_abort(error: &LaunchError, world: &World) -> u8 {
     if variable(names::ERROR_FILE).is_some() || !printed_elsewhere {
         Reporter::of_this_process().error(&note);
     }
-    if printed_elsewhere && world.by_mpi && world.server == RendezvousHost::RankZero {
+    if printed_elsewhere && world.started_by == StartedBy::Mpi && world.server == RendezvousHost::RankZero {
         // mpiexec kills all ranks when the first one ends with an error. The one that prints needs a moment.
         std::thread::sleep(2 * LAST_MOMENT);
     }

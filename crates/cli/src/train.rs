@@ -19,7 +19,8 @@ use crate::plan::{AutoChoices, PlanSubject};
 use crate::report::{self, Bug, Failure};
 use crate::stop::Stopper;
 use crate::{
-    cluster, command_line, dashboard, dry_run, foreign_launch, gpu, host, hub, inputs, launch, plan, ranks, trackers,
+    cluster, command_line, dashboard, dry_run, foreign_launch, gpu, host, hub, inputs, launch, plan, ranks,
+    run_report, trackers,
 };
 
 pub(crate) fn run(args: &Train) -> Result<ExitCode, Failure> {
@@ -178,6 +179,9 @@ fn train(
     let connect = session.map(|session| ranks::connect(session, config, device)).transpose()?;
     let outcome = lockstep_train::train(config, text, prepared, connect, &mut *progress).map_err(boxed)?;
     drop(progress);
+    if rank == Rank(0) {
+        run_report::write_at_end(&config.output.output_dir);
+    }
     if outcome.stopped {
         return Ok(ExitCode::from(STOPPED));
     }

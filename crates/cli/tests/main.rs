@@ -49,6 +49,7 @@ mod support;
 mod tensors;
 mod tidy;
 mod token_ids;
+mod watch;
 mod words;
 mod workflows;
 mod worlds;

@@ -23,8 +23,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("observe", &["core"]),
     ("rewards", &["core"]),
     ("dashboard", &["observe"]),
+    ("watch", &["observe"]),
     ("train", &["engine", "data", "ckpt", "observe", "rewards"]),
-    ("cli", &["train", "launch", "hub", "dashboard"]),
+    ("cli", &["train", "launch", "hub", "dashboard", "watch"]),
 ];
 
 /// Help for tests: may depend on anything, and nothing but tests on it.

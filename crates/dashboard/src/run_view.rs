@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use lockstep_observe::{
-    MetricsLine, MetricsReader, ReadEvent, RunFiles, RunInfo, ScrapedRun, prometheus_text,
+    MetricsEvent, MetricsLine, MetricsReader, RunFiles, RunInfo, RunState, ScrapedRun, prometheus_text,
 };
 use serde_json::{Value, json};
 
@@ -37,7 +37,7 @@ pub(crate) struct RunView {
     pub(crate) info: RunInfo,
     pub(crate) summary: Summary,
     stamps: [Option<Stamp>; WATCHED.len()],
-    state: &'static str,
+    state: RunState,
     completions: CompletionIndex,
     columns: Option<(MetricsReader, Columns)>,
     max_values: usize,
@@ -68,7 +68,7 @@ impl RunView {
             name: String::new(),
             info: RunInfo::default(),
             stamps: [None; WATCHED.len()],
-            state: "",
+            state: RunState::Unknown,
             columns: None,
             max_values,
             used: Instant::now(),
@@ -100,6 +100,7 @@ impl RunView {
         }
         is_new |= (2..WATCHED.len()).any(changed);
         self.summary.last_written = SIGNS_OF_LIFE.iter().filter_map(|i| stamps[*i]?.modified).max();
+        (self.summary.alive, self.summary.stop) = (self.files.is_alive(), self.files.stop_reason());
         let state = self.summary.state(&self.info);
         is_new |= state != self.state;
         (self.stamps, self.state) = (stamps, state);
@@ -149,9 +150,9 @@ impl RunView {
             (self.files.metrics(), Columns::new(self.max_values))
         });
         if is_plain {
-            reader.for_each_new(|event| match event {
-                ReadEvent::Restarted => columns.clear(),
-                ReadEvent::Line(line) => columns.push(&line),
+            reader.read_each(&mut |event| match event {
+                MetricsEvent::Restarted => columns.clear(),
+                MetricsEvent::Line(line) => columns.push(&line),
             })?;
         }
         Ok(columns)

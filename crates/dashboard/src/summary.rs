@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::time::{Duration, SystemTime};
 
-use lockstep_observe::{MetricsLine, MetricsReader, ReadEvent, RunFiles, RunInfo, run_state};
+use lockstep_observe::{MetricsEvent, MetricsLine, MetricsReader, RunFiles, RunInfo, RunSigns, RunState};
 use serde_json::{Value, json};
 
 use crate::text::beginning;
@@ -23,23 +23,35 @@ pub(crate) struct Summary {
     /// Seconds and tokens per second of recent steps.
     recent: VecDeque<(f64, f64)>,
     pub(crate) last_written: Option<SystemTime>,
+    /// Whether a rank has just written its status.
+    pub(crate) alive: bool,
+    /// Why the run stopped early.
+    pub(crate) stop: Option<String>,
 }
 
 impl Summary {
     pub(crate) fn new(files: &RunFiles) -> Summary {
         let reader = files.newest_metrics(NEWEST_BYTES);
-        Summary { reader, step: None, evaluation: None, recent: VecDeque::new(), last_written: None }
+        Summary {
+            reader,
+            step: None,
+            evaluation: None,
+            recent: VecDeque::new(),
+            last_written: None,
+            alive: false,
+            stop: None,
+        }
     }
 
     pub(crate) fn refresh(&mut self) -> io::Result<()> {
         let Summary { reader, step, evaluation, recent, .. } = self;
-        reader.for_each_new(|event| match event {
-            ReadEvent::Restarted => {
+        reader.read_each(&mut |event| match event {
+            MetricsEvent::Restarted => {
                 (*step, *evaluation) = (None, None);
                 recent.clear();
             }
-            ReadEvent::Line(line) if line.evaluation => *evaluation = Some(line),
-            ReadEvent::Line(line) => {
+            MetricsEvent::Line(line) if line.evaluation => *evaluation = Some(line),
+            MetricsEvent::Line(line) => {
                 if let (Some(seconds), Some(speed)) =
                     (line.get("step_seconds"), line.get("tokens_per_second"))
                 {
@@ -72,8 +84,15 @@ impl Summary {
         self.last_written.map(|time| time.elapsed().unwrap_or_default())
     }
 
-    pub(crate) fn state(&self, info: &RunInfo) -> &'static str {
-        run_state(self.steps(), info.total_steps, self.silent_for(), self.step_seconds())
+    pub(crate) fn state(&self, info: &RunInfo) -> RunState {
+        let signs = RunSigns {
+            steps: self.steps(),
+            step_seconds: self.step_seconds(),
+            silent: self.silent_for(),
+            alive: self.alive,
+            stop: self.stop.clone(),
+        };
+        signs.state(info)
     }
 
     pub(crate) fn json(&self, info: &RunInfo) -> Value {
@@ -81,10 +100,10 @@ impl Summary {
         let of_evaluation = |key: &str| self.evaluation.as_ref().and_then(|line| line.get(key));
         let state = self.state(info);
         let left = info.total_steps.saturating_sub(self.steps()) as f64;
-        let remaining = self.step_seconds().filter(|_| state == "running" && info.total_steps > 0);
+        let remaining = self.step_seconds().filter(|_| state == RunState::Running && info.total_steps > 0);
         let shown = |text: &str| beginning(text, 200).0.into_owned();
         json!({
-            "state": state,
+            "state": state.to_string(),
             "step": self.steps(),
             "total_steps": info.total_steps,
             "started": shown(&info.started),

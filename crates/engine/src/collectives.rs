@@ -81,7 +81,11 @@ impl Engine {
     ) -> Result<(), EngineError> {
         // If a lane has failed, or fails during the call, its error is the one to report.
         self.shared.lanes.synchronize(&[])?;
-        call(&mut self.shared.transport.host(), self.next_tag()).map_err(|cause| {
+        let called = self
+            .shared
+            .running
+            .between_steps(what, || call(&mut self.shared.transport.host(), self.next_tag()));
+        called.map_err(|cause| {
             let lane_failed = self.shared.lanes.synchronize(&[]).err();
             // The lanes must not keep waiting for a rank that this call has found lost.
             self.shared.fail(EngineError::Stopped);

@@ -23,6 +23,7 @@ use crate::norm::NormScratch;
 use crate::poison::Poison;
 use crate::prepared_phase::PreparedPhase;
 use crate::quantised::ScaleOffsets;
+use crate::running::RunningOps;
 use crate::step::{StepState, StepStates};
 use crate::transport::{Comms, Transport};
 
@@ -74,6 +75,8 @@ pub(crate) struct Shared {
     pub(crate) memories: Memories,
     pub(crate) lanes: Lanes,
     pub(crate) meter: Meter,
+    /// Read by other threads, also after the engine is dropped.
+    pub(crate) running: Arc<RunningOps>,
     pub(crate) host_calls: AtomicU64,
     pub(crate) seed: AtomicU64,
     pub(crate) steps: StepStates,
@@ -133,6 +136,7 @@ impl Engine {
             memories,
             lanes: Lanes::new(&threads),
             meter: Meter::default(),
+            running: Arc::default(),
             host_calls: AtomicU64::new(1),
             seed: AtomicU64::new(0),
             steps: StepStates::new(),

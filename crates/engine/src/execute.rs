@@ -32,6 +32,7 @@ impl Shared {
                     self.run_lane(lane, run, &queue, &mut |i, _| self.run(run, i, &queue))?;
                     self.finish_lane(lane, &queue)
                 });
+                self.running.end(lane);
                 self.lanes.finish_run(lane, run);
             }
             self.lanes.end_thread();
@@ -101,10 +102,12 @@ impl Shared {
     ) -> Result<(), EngineError> {
         let mut batch = BatchSize::default();
         self.issue_compute(run, caller, queue, &mut batch)?;
-        match caller {
+        let finished = match caller {
             PhaseDriver::Step(driver) => self.deliver_outputs(*driver, queue),
             PhaseDriver::Decode(_) => Ok(queue.synchronize()?),
-        }
+        };
+        self.running.end(Lane::Compute);
+        finished
     }
 
     fn issue_compute(

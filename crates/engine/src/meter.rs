@@ -206,10 +206,13 @@ impl Shared {
         let phase = self.current_phase();
         let Some(cuda) = cuda else {
             let start = Instant::now();
+            self.running.begin(op.lane, phase, i, start);
             let outcome = run();
+            self.running.end(op.lane);
             self.meter.ran(Activity::of(op.kind), RawSpan { phase, op: i, start, end: Instant::now() });
             return outcome;
         };
+        self.running.begin(op.lane, phase, i, Instant::now());
         let events = self.meter.events(phase, i);
         events.iter().for_each(|[before, _]| cuda.record(before));
         let outcome = run();

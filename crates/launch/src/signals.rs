@@ -63,6 +63,11 @@ impl Signals {
         Signals::catch(&[SIGTERM, SIGUSR1])
     }
 
+    /// Catches the signals that end a program with nothing to save, such as one that has to restore the terminal.
+    pub fn that_end() -> Result<Signals, LaunchError> {
+        Signals::catch(&[SIGINT, SIGTERM, SIGUSR1, SIGHUP])
+    }
+
     /// Catches the signals that ask the launcher to stop, and SIGCHLD.
     pub(crate) fn of_launcher() -> Result<Signals, LaunchError> {
         Signals::catch(&[SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGCHLD])

@@ -3,19 +3,25 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use serde_json::{Map, Value, json};
 
 use crate::error::ObserveError;
+use crate::history::History;
+use crate::rank_status::RankStatus;
 use crate::time::utc;
 
 /// The most bytes to read at once.
 const CHUNK_BYTES: u64 = 1 << 20;
 /// Longer lines are not metrics.
 const MAX_LINE_BYTES: usize = 1 << 20;
+/// The end of the log that is read for its newest lines.
+const LOG_TAIL_BYTES: u64 = 64 << 10;
+/// The end of the completions that is read for the newest ones.
+const COMPLETIONS_TAIL_BYTES: u64 = 1 << 20;
 
 /// What is known of a run when it starts. Fields that a file does not have are empty.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -100,7 +106,7 @@ impl RunInfo {
 }
 
 /// A line of `metrics.jsonl`.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct MetricsLine {
     pub step: u64,
     pub evaluation: bool,
@@ -151,10 +157,18 @@ pub struct MetricsReader {
     path: PathBuf,
     /// The bytes read so far.
     offset: u64,
-    /// The file that they were read from: a run that resumes replaces it.
+    /// The device and inode of the file that they were read from: a run that resumes replaces it.
     file_id: Option<(u64, u64)>,
     /// The beginning of a line whose end is not written yet.
     partial: Vec<u8>,
+}
+
+/// What [`MetricsReader::read_each`] finds.
+#[derive(Debug)]
+pub enum MetricsEvent {
+    /// The file was replaced or cut, as by a run that resumes: forget all earlier lines.
+    Restarted,
+    Line(MetricsLine),
 }
 
 impl MetricsReader {
@@ -176,26 +190,27 @@ impl MetricsReader {
     /// replace all earlier ones.
     pub fn read_new(&mut self) -> io::Result<NewLines> {
         let mut new = NewLines::default();
-        self.for_each_new(|event| match event {
-            ReadEvent::Restarted => new.restarted = true,
-            ReadEvent::Line(line) => new.lines.push(line),
+        self.read_each(&mut |event| match event {
+            MetricsEvent::Restarted => new.restarted = true,
+            MetricsEvent::Line(line) => new.lines.push(line),
         })?;
         Ok(new)
     }
 
-    /// Like [`MetricsReader::read_new`], for long files: keeps no line.
-    pub fn for_each_new(&mut self, mut take: impl FnMut(ReadEvent)) -> io::Result<()> {
+    /// Like [`MetricsReader::read_new`], but keeps no line: for long runs.
+    pub fn read_each(&mut self, each: &mut dyn FnMut(MetricsEvent)) -> io::Result<()> {
         let mut file = match File::open(&self.path) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound && self.offset == 0 => return Ok(()),
+            // A run that starts anew moves the file away and creates another.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(error),
         };
         let metadata = file.metadata()?;
         let file_id = Some((metadata.dev(), metadata.ino()));
-        if metadata.len() < self.offset || (self.offset > 0 && file_id != self.file_id) {
+        if metadata.len() < self.offset || (self.offset > 0 && self.file_id != file_id) {
             self.offset = 0;
             self.partial.clear();
-            take(ReadEvent::Restarted);
+            each(MetricsEvent::Restarted);
         }
         self.file_id = file_id;
         file.seek(SeekFrom::Start(self.offset))?;
@@ -207,9 +222,9 @@ impl MetricsReader {
                     self.partial.extend_from_slice(piece);
                 }
                 if piece.ends_with(b"\n") {
-                    if let Some(line) = MetricsLine::parse(&self.partial) {
-                        take(ReadEvent::Line(line));
-                    }
+                    MetricsLine::parse(&self.partial)
+                        .into_iter()
+                        .for_each(|line| each(MetricsEvent::Line(line)));
                     self.partial.clear();
                 }
             }
@@ -217,14 +232,6 @@ impl MetricsReader {
         }
         Ok(())
     }
-}
-
-/// What [`MetricsReader::for_each_new`] comes upon.
-#[derive(Clone, Debug, PartialEq)]
-pub enum ReadEvent {
-    /// The file was replaced or cut: what follows replaces all earlier lines.
-    Restarted,
-    Line(MetricsLine),
 }
 
 /// What [`MetricsReader::read_new`] has found.
@@ -283,31 +290,80 @@ impl RunFiles {
         MetricsReader::of_newest(self.dir.join("metrics.jsonl"), bytes)
     }
 
-    /// When metrics were last written.
+    /// All metrics so far, in bounded memory.
+    pub fn history(&self) -> io::Result<History> {
+        let mut history = History::default();
+        self.metrics().read_each(&mut |event| match event {
+            MetricsEvent::Restarted => history = History::default(),
+            MetricsEvent::Line(line) => history.push(line),
+        })?;
+        Ok(history)
+    }
+
+    /// When metrics or the log were last written.
     pub fn last_written(&self) -> Option<SystemTime> {
-        fs::metadata(self.dir.join("metrics.jsonl")).and_then(|metadata| metadata.modified()).ok()
+        let written = |name| fs::metadata(self.dir.join(name)).and_then(|metadata| metadata.modified()).ok();
+        ["metrics.jsonl", "logs/training.log"].into_iter().filter_map(written).max()
+    }
+
+    /// The newest lines of the log, oldest first.
+    pub fn log_tail(&self, lines: usize) -> Vec<String> {
+        let tail = tail(&self.dir.join("logs/training.log"), LOG_TAIL_BYTES).unwrap_or_default();
+        let all: Vec<&str> = tail.lines().collect();
+        all[all.len().saturating_sub(lines)..].iter().map(|line| (*line).to_owned()).collect()
+    }
+
+    /// What the ranks are doing, as far as they have written it.
+    pub fn rank_status(&self, ranks: u64) -> Vec<RankStatus> {
+        RankStatus::read_all(&self.dir, ranks)
+    }
+
+    /// The newest completions of a run that learns from rewards, oldest first.
+    pub fn completions(&self, most: usize) -> Vec<Completion> {
+        let tail = tail(&self.dir.join("completions.jsonl"), COMPLETIONS_TAIL_BYTES).unwrap_or_default();
+        let mut newest: Vec<Completion> =
+            tail.lines().rev().filter_map(Completion::parse).take(most).collect();
+        newest.reverse();
+        newest
     }
 }
 
-/// A run that has written nothing for this long is not running, unless its steps take long.
-const SILENT: Duration = Duration::from_secs(120);
-const SILENT_STEPS: f64 = 5.0;
+/// A line of `completions.jsonl`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Completion {
+    pub step: u64,
+    pub prompt: String,
+    pub completion: String,
+    pub reward: Option<f64>,
+}
 
-/// `finished`, `running` or `stopped`; `-` if it is not known how many steps the run should have, and it writes nothing.
-/// `silent_for`: since the run has written something; `step_seconds`: what its steps take.
-pub fn run_state(
-    steps: u64,
-    total_steps: u64,
-    silent_for: Option<Duration>,
-    step_seconds: Option<f64>,
-) -> &'static str {
-    let expected = step_seconds.map_or(0.0, |seconds| SILENT_STEPS * seconds).max(SILENT.as_secs_f64());
-    match total_steps {
-        1.. if steps >= total_steps => "finished",
-        _ if silent_for.is_some_and(|silent| silent.as_secs_f64() < expected) => "running",
-        0 => "-",
-        _ => "stopped",
+impl Completion {
+    fn parse(line: &str) -> Option<Completion> {
+        let object: Value = serde_json::from_str(line).ok()?;
+        let text = |key: &str| Some(object.get(key)?.as_str()?.to_owned());
+        Some(Completion {
+            step: object.get("step")?.as_u64()?,
+            prompt: text("prompt")?,
+            completion: text("completion")?,
+            reward: object.get("reward").and_then(Value::as_f64),
+        })
     }
+}
+
+/// The last bytes of a file as text, from the beginning of a line. The last line may be incomplete.
+fn tail(path: &Path, most_bytes: u64) -> io::Result<String> {
+    let mut file = File::open(path)?;
+    let len = file.metadata()?.len();
+    let start = len.saturating_sub(most_bytes);
+    file.seek(SeekFrom::Start(start))?;
+    let mut bytes = Vec::new();
+    file.take(most_bytes).read_to_end(&mut bytes)?;
+    let from = if start == 0 {
+        0
+    } else {
+        bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |at| at + 1)
+    };
+    Ok(String::from_utf8_lossy(&bytes[from..]).into_owned())
 }
 
 #[cfg(test)]
@@ -337,10 +393,10 @@ mod tests {
         fs::write(&path, line(1)).unwrap();
         let new = reader.read_new().unwrap();
         assert!(new.restarted && steps(&new) == [1]);
-        // A run that resumes writes a new file, which may be longer than the old one when it is next read.
-        let replacement = dir.path().join("new.jsonl");
-        fs::write(&replacement, line(1) + &line(2) + &line(3)).unwrap();
-        fs::rename(&replacement, &path).unwrap();
+        // A resumed run replaces the file, and may have appended more than was there before.
+        fs::rename(&path, dir.path().join("old")).unwrap();
+        assert!(reader.read_new().unwrap().lines.is_empty());
+        fs::write(&path, line(1) + &line(2) + &line(3)).unwrap();
         let new = reader.read_new().unwrap();
         assert!(new.restarted && steps(&new) == [1, 2, 3]);
     }
@@ -366,13 +422,24 @@ mod tests {
     }
 
     #[test]
-    fn slow_steps_are_no_end() {
-        let after = |seconds| Some(Duration::from_secs(seconds));
-        assert_eq!(run_state(5, 5, after(9999), None), "finished");
-        assert_eq!(run_state(4, 5, after(60), Some(0.1)), "running");
-        assert_eq!(run_state(4, 5, after(500), Some(0.1)), "stopped");
-        assert_eq!(run_state(4, 5, after(500), Some(200.0)), "running");
-        assert_eq!((run_state(4, 0, None, None), run_state(0, 0, after(1), None)), ("-", "running"));
+    fn the_ends_of_the_log_and_of_completions_are_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = RunFiles { dir: dir.path().to_path_buf() };
+        assert!(
+            files.log_tail(3).is_empty() && files.completions(2).is_empty() && files.last_written().is_none()
+        );
+        fs::create_dir(dir.path().join("logs")).unwrap();
+        let log: String = (0..20_000).map(|i| format!("line {i}\n")).collect();
+        fs::write(dir.path().join("logs/training.log"), log).unwrap();
+        assert_eq!(files.log_tail(2), ["line 19998", "line 19999"]);
+        assert!(files.log_tail(100_000)[0].starts_with("line "), "the first line is whole");
+        let one = |step| {
+            json!({"step": step, "prompt": "1+1=", "completion": "<b>2", "reward": null}).to_string() + "\n"
+        };
+        fs::write(dir.path().join("completions.jsonl"), one(1) + &one(2) + &one(3) + "{\"step\"").unwrap();
+        let read = files.completions(2);
+        assert_eq!(read.iter().map(|completion| completion.step).collect::<Vec<_>>(), [2, 3]);
+        assert_eq!((&*read[0].completion, read[0].reward), ("<b>2", None));
     }
 
     #[test]
@@ -397,6 +464,7 @@ mod tests {
             config: "a: \"b\"\n".into(),
             settings: [("max_steps".to_string(), "3".to_string())].into(),
             ranks: 2,
+            command: "lockstep train a.yaml".into(),
             planned_memory_bytes: [("gradients".to_string(), 7)].into(),
             all_settings: vec![SettingRow {
                 key: "seed".into(),

@@ -42,7 +42,7 @@ fn date(days: u64) -> (u64, u64, u64) {
 }
 
 /// Formats a duration for people: `0.87 s`, `42 s`, `3m 05s` or `2h 01m`.
-pub(crate) fn human_duration(seconds: f64) -> String {
+pub fn human_duration(seconds: f64) -> String {
     if !seconds.is_finite() || seconds < 0.0 {
         return "?".into();
     }

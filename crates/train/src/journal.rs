@@ -99,12 +99,12 @@ impl RunDescription<'_> {
             },
             total_steps: self.total_steps,
             parameters: self.plan.input.models[0].params(),
+            command: self.command.to_owned(),
             planned_memory_bytes: kinds.iter().map(|(name, bytes)| (name.to_string(), bytes.0)).collect(),
             all_settings: list_settings(config)
                 .into_iter()
                 .map(|row| SettingRow { key: row.key, value: row.value, origin: row.origin.to_string() })
                 .collect(),
-            command: self.command.to_owned(),
         }
     }
 

@@ -39,6 +39,7 @@ mod save;
 mod scaler;
 mod selftest;
 mod setup;
+mod status;
 mod step_meter;
 mod stop;
 mod train_state;

@@ -26,6 +26,7 @@ use crate::reference::reference_sync;
 use crate::resume::{self, BytesLoaded};
 use crate::save::{self, RunIdentity};
 use crate::setup::PreparedRun;
+use crate::status::StatusWriter;
 use crate::step_meter::StepMeter;
 use crate::train_state::TrainState;
 use crate::trainer::{Connect, TrainOutcome, Trainer};
@@ -93,6 +94,7 @@ impl<'a> Trainer<'a> {
         };
         let (meter, profiler) = measure(&mut engine, config, machine, &*learner, &output)?;
         let peak_memory = prepared.peak_memory;
+        let status = StatusWriter::start(&engine, &output, position.step);
         let mut trainer = Trainer {
             state,
             engine,
@@ -102,6 +104,7 @@ impl<'a> Trainer<'a> {
             log,
             meter,
             profiler,
+            status,
             progress,
             output,
             stop,

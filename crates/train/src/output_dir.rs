@@ -157,7 +157,7 @@ pub struct LockHolder {
 }
 
 impl LockHolder {
-    fn this() -> LockHolder {
+    pub(crate) fn this() -> LockHolder {
         let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let host = host.trim();
         LockHolder {

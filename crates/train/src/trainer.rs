@@ -22,6 +22,7 @@ use crate::position::Position;
 use crate::profile::Profiler;
 use crate::save::{self, RunIdentity};
 use crate::setup::PreparedRun;
+use crate::status::StatusWriter;
 use crate::step_meter::StepMeter;
 use crate::stop::StopRequest;
 use crate::train_state::{StepOutcome, TrainState};
@@ -113,6 +114,7 @@ pub(crate) struct Trainer<'a> {
     pub(crate) log: Journal,
     pub(crate) meter: StepMeter,
     pub(crate) profiler: Option<Profiler>,
+    pub(crate) status: Option<StatusWriter>,
     pub(crate) progress: &'a mut dyn Progress,
     pub(crate) output: OutputDir,
     pub(crate) stop: StopRequest,
@@ -161,6 +163,7 @@ impl Trainer<'_> {
     fn log_step(&mut self, stepped: &StepOutcome) -> Result<(), TrainError> {
         let step = self.position.step;
         self.outcome.steps = step;
+        self.status.iter().for_each(|status| status.step(step));
         self.outcome.last_loss = Some(stepped.record.loss);
         let every = self.state.config.output.logging_steps;
         let shown = step.is_multiple_of(every) || step == self.state.total_steps;

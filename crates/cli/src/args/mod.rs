@@ -17,7 +17,7 @@ pub(crate) use bench::{
 pub(crate) use download::{Download, RepoType};
 pub(crate) use model::{Chat, DeviceArg, Eval, Export, Generate, Model, SamplingFlags, TemplateFlags};
 pub(crate) use parsers::tee;
-pub(crate) use runs::{Logs, Runs, RunsCommand, Serve};
+pub(crate) use runs::{Logs, Runs, RunsCommand, Serve, Watch};
 pub(crate) use starters::{Completions, Init, Man, Recipe, RecipeCommand, Shell};
 pub(crate) use train::{
     ConvertConfig, JOIN_TIMEOUT, LaunchFlags, Nproc, Plan, Prepare, Quickstart, QuickstartAlgorithm, Train,
@@ -53,7 +53,9 @@ pub(crate) enum Command {
     Chat(Chat),
     /// Evaluate a model on a data set
     Eval(Eval),
-    /// List, show, compare and draw runs
+    /// Watch a run in the terminal
+    Watch(Watch),
+    /// List, show, compare, draw and report runs
     Runs(Runs),
     /// Serve a web page of runs, also while they train
     #[command(after_help = runs::SERVED)]

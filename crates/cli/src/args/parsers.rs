@@ -84,6 +84,20 @@ pub(super) fn probability(text: &str) -> Result<f32, String> {
     number.ok_or_else(|| "expected a number from 0 to 1".into())
 }
 
+/// The size of a screen, such as `160x50`.
+pub(super) fn size(text: &str) -> Result<(u16, u16), String> {
+    const MAX: u16 = 1000;
+    let sides =
+        text.split_once('x').and_then(|(columns, rows)| Some((columns.parse().ok()?, rows.parse().ok()?)));
+    let fits = |(columns, rows): &(u16, u16)| (1..=MAX).contains(columns) && (1..=MAX).contains(rows);
+    sides.filter(fits).ok_or_else(|| format!("expected columns and rows up to {MAX}, such as 160x50"))
+}
+
+pub(super) fn interval(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.ok_or_else(|| "expected a number of seconds from 0.1 to 3600".into())
+}
+
 pub(super) fn seconds(text: &str) -> Result<f64, String> {
     const MAX_SECONDS: f64 = 1e6;
     match text.parse::<f64>() {

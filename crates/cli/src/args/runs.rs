@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use super::parsers;
+
 #[derive(Debug, Args)]
 pub(crate) struct Runs {
     #[command(subcommand)]
@@ -62,6 +64,31 @@ pub(crate) enum RunsCommand {
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
     },
+    /// Write a page about a run: charts, costs, memory, evaluations, configuration
+    Report {
+        /// Read the run in this output folder
+        #[arg(value_name = "RUN")]
+        run: PathBuf,
+        /// Write to this file [default: report.html in the output folder]
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Watch {
+    /// Show the run in this output folder, in progress or not
+    #[arg(value_name = "RUN")]
+    pub(crate) run: PathBuf,
+    /// Print one frame as text, and end
+    #[arg(long)]
+    pub(crate) once: bool,
+    /// Print a frame of this many columns and rows, with --once [default: those of the terminal, or 100x40]
+    #[arg(long, value_name = "COLUMNSxROWS", requires = "once", value_parser = parsers::size)]
+    pub(crate) size: Option<(u16, u16)>,
+    /// Read the files every so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = parsers::interval)]
+    pub(crate) interval: f64,
 }
 
 pub(super) const SERVED: &str = "\

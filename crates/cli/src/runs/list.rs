@@ -26,7 +26,7 @@ pub(super) fn print(folder: &Path, as_json: bool) -> Result<(), Failure> {
 
 fn object(run: &RunSummary) -> serde_json::Value {
     json!({
-        "run": run.path, "name": run.info.name, "state": run.state(), "started": run.info.started,
+        "run": run.path, "name": run.info.name, "state": run.state().to_string(), "started": run.info.started,
         "step": run.steps(), "total_steps": run.info.total_steps, "loss": run.last_step().and_then(|line| line.get("loss")),
         "eval_loss": run.last_evaluation().and_then(|line| line.get("eval_loss")),
         "tokens_per_second": run.recent("tokens_per_second"), "ranks": run.info.ranks,

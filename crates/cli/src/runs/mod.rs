@@ -13,6 +13,7 @@ use lockstep_observe::{RunFiles, Series, line_chart};
 use crate::args::{Runs, RunsCommand};
 use crate::output_file;
 use crate::report::{self, Failure};
+use crate::run_report;
 
 use summary::RunSummary;
 
@@ -27,6 +28,10 @@ pub(crate) fn run(args: &Runs) -> Result<(), Failure> {
                 Some(path) => output_file::write(path, &svg),
                 None => report::print(&svg),
             }
+        }
+        RunsCommand::Report { run, output } => {
+            let path = run_report::write(&open(run)?, output.as_deref())?;
+            report::print(&format!("{}\n", path.display()))
         }
     }
 }
@@ -46,7 +51,7 @@ fn plot(runs: &[PathBuf], metric: &str, smooth: usize, log: bool) -> Result<Stri
     Ok(line_chart(metric, "step", &series, log))
 }
 
-fn open(path: &Path) -> Result<RunFiles, Failure> {
+pub(crate) fn open(path: &Path) -> Result<RunFiles, Failure> {
     RunFiles::open(path).ok_or_else(|| -> Failure { Box::new(RunError::NoRun { path: path.to_owned() }) })
 }
 

@@ -27,7 +27,7 @@ fn object(run: &RunSummary) -> Value {
         Some(step.chain(line.numbers.iter().map(number)).collect())
     };
     json!({
-        "run": run.path, "state": run.state(), "name": run.info.name, "started": run.info.started,
+        "run": run.path, "state": run.state().to_string(), "name": run.info.name, "started": run.info.started,
         "version": run.info.version, "settings": run.info.settings, "ranks": run.info.ranks, "device": run.info.device,
         "total_steps": run.info.total_steps, "parameters": run.info.parameters,
         "planned_memory_bytes": run.info.planned_memory_bytes, "last_step": numbers(run.last_step()),

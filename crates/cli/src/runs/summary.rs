@@ -1,8 +1,7 @@
 //! A run's files as the commands need them.
 
-use std::time::Duration;
-
-use lockstep_observe::{MetricsLine, RunFiles, RunInfo, run_state};
+use lockstep_observe::{MetricsLine, RunFiles, RunInfo, RunSigns, RunState};
+pub(super) use lockstep_observe::{number, one_line, printable};
 
 use super::RunError;
 use crate::report::Failure;
@@ -11,7 +10,7 @@ pub(super) struct RunSummary {
     pub(super) path: String,
     pub(super) info: RunInfo,
     pub(super) lines: Vec<MetricsLine>,
-    pub(super) last_written: Option<Duration>,
+    signs: RunSigns,
 }
 
 impl RunSummary {
@@ -19,9 +18,16 @@ impl RunSummary {
         let read = files.metrics().read_new().map_err(|cause| -> Failure {
             Box::new(RunError::Unreadable { path: files.dir().to_owned(), cause })
         })?;
-        let last_written = files.last_written().and_then(|time| time.elapsed().ok());
         let path = files.dir().display().to_string();
-        Ok(RunSummary { path, info: files.info(), lines: read.lines, last_written })
+        let signs = RunSigns {
+            silent: files.silent(),
+            alive: files.is_alive(),
+            stop: files.stop_reason(),
+            ..RunSigns::default()
+        };
+        let mut run = RunSummary { path, info: files.info(), lines: read.lines, signs };
+        (run.signs.steps, run.signs.step_seconds) = (run.steps(), run.recent("step_seconds"));
+        Ok(run)
     }
 
     /// The newest step.
@@ -37,9 +43,8 @@ impl RunSummary {
         self.last_step().map_or(0, |line| line.step)
     }
 
-    /// `finished`, `running`, `stopped` or `-`.
-    pub(super) fn state(&self) -> &'static str {
-        run_state(self.steps(), self.info.total_steps, self.last_written, self.recent("step_seconds"))
+    pub(super) fn state(&self) -> RunState {
+        self.signs.state(&self.info)
     }
 
     /// The mean of a number over the newest tenth of the steps.
@@ -59,28 +64,5 @@ impl RunSummary {
             }
         }
         keys
-    }
-}
-
-/// Text of a file for a terminal: without control characters.
-pub(super) fn printable(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| if c.is_control() { c.escape_default().collect::<Vec<_>>() } else { vec![c] })
-        .collect()
-}
-
-/// The value of a setting on one line: a map with its parts separated by commas.
-pub(super) fn one_line(text: &str) -> String {
-    printable(&text.lines().map(str::trim).collect::<Vec<_>>().join(", "))
-}
-
-/// A number for a table.
-pub(super) fn number(value: f64) -> String {
-    match value.abs() {
-        0.0 => "0".into(),
-        1e-2..1e7 if value.fract() == 0.0 => format!("{value:.0}"),
-        1e-2..1e3 => format!("{value:.4}"),
-        1e3..1e7 => format!("{value:.1}"),
-        _ => format!("{value:.3e}"),
     }
 }

@@ -14,6 +14,7 @@ mod error;
 mod gpu;
 mod module;
 mod nvml;
+mod nvml_monitor;
 mod nvrtc;
 mod queue;
 #[cfg(test)]
@@ -27,5 +28,6 @@ pub use gpu::{DriverInfo, Gpu, find_driver};
 pub use library::LibrarySearch;
 pub use module::{Kernel, KernelSource, KernelVariant, VECTOR_BYTES, compile};
 pub use nvml::{GpuReading, GpuSensors};
+pub use nvml_monitor::{GpuMonitor, GpuUse};
 pub use nvrtc::Nvrtc;
 pub use queue::{Arg, CudaQueue, Event, Launch};

@@ -7,17 +7,20 @@ use super::error::GpuError;
 use super::gpu::Gpu;
 use super::library::{LibrarySearch, function_table, open};
 
-type Handle = *mut c_void;
+pub(super) type Handle = *mut c_void;
+
+pub(super) const LIBRARY: &str = "NVIDIA's management library";
+pub(super) const NAMES: [&str; 2] = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
 
 /// NVML_TEMPERATURE_GPU
-const DIE: c_uint = 0;
-const SUCCESS: c_int = 0;
+pub(super) const DIE: c_uint = 0;
+pub(super) const SUCCESS: c_int = 0;
 
 /// `nvmlUtilization_t`, in percent.
 #[repr(C)]
 #[derive(Default)]
-struct Utilization {
-    gpu: c_uint,
+pub(super) struct Utilization {
+    pub(super) gpu: c_uint,
     memory: c_uint,
 }
 
@@ -56,8 +59,7 @@ pub struct GpuReading {
 impl GpuSensors {
     /// Finds the sensors of `gpu`.
     pub fn open(gpu: &Gpu, search: &LibrarySearch) -> Result<GpuSensors, GpuError> {
-        let names = ["libnvidia-ml.so.1", "libnvidia-ml.so"];
-        let table = NvmlTable::load(open("NVIDIA's management library", &names, search)?)?;
+        let table = NvmlTable::load(open(LIBRARY, &NAMES, search)?)?;
         let bus_id = gpu.pci_bus_id()?;
         let mut device = std::ptr::null_mut();
         // SAFETY: `init` takes nothing; the bus id ends with a zero byte, and the handle is written to a local variable.
