@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 use std::process::Command;
 
+use insta::assert_snapshot;
 use serde_json::Value;
 
 use crate::launch::ran;
@@ -111,6 +112,41 @@ fn skypilot_starts_as_many_ranks_as_there_are_gpus() {
     ];
     let text = accepted(&args, &environment);
     assert!(text.contains("nodes: 2") && text.contains("nproc_per_node: 8"), "{text}");
+}
+
+#[test]
+fn contradictions_of_the_scheduler_are_refused() {
+    let folder = folder();
+    let refused = |flags: &[&str], environment: &[(&str, &str)]| {
+        let mut command = folder.command(&[&["train", "run.yaml", "--dry-run"], flags].concat());
+        let ran = ran(command.envs(environment.iter().copied()).output().unwrap());
+        assert_eq!(ran.code, Some(64), "{ran:#?}");
+        ran.stderr
+    };
+    let step = [
+        ("SLURM_STEP_ID", "0"),
+        ("SLURM_STEP_NUM_NODES", "4"),
+        ("SLURM_NODEID", "1"),
+        ("SLURM_PROCID", "1"),
+        ("SLURM_LOCALID", "0"),
+        ("SLURM_STEP_NUM_TASKS", "4"),
+        ("SLURM_STEP_TASKS_PER_NODE", "1(x4)"),
+    ];
+    assert_snapshot!(refused(&["--nnodes", "2"], &step), @r"
+    error: `--nnodes` is 2, but the scheduler set SLURM_STEP_NUM_NODES to 4
+    hint: Remove `--nnodes`: the scheduler's value is then used. With --standalone, every node trains alone.
+    ");
+    assert_snapshot!(refused(&["--nproc", "2", "--node-rank", "3"], &step), @r"
+    error: `--node-rank` is 3, but the scheduler set SLURM_NODEID to 1
+    hint: Remove `--node-rank`: the scheduler's value is then used. With --standalone, every node trains alone.
+    ");
+    let mut tasks = step;
+    (tasks[5].1, tasks[6].1) = ("8", "2(x4)");
+    (tasks[3].1, tasks[4].1) = ("3", "1");
+    assert_snapshot!(refused(&["--nproc", "2"], &tasks), @r"
+    error: cannot start ranks: this process is already a rank (srun started it as rank 3 of 8)
+    hint: Under torchrun or another launcher, remove --nproc and the other launcher flags; otherwise unset RANK.
+    ");
 }
 
 /// `docs/exit-codes.md` says which codes another attempt cannot help.

@@ -181,6 +181,31 @@ pub(crate) fn node<'a>(folder: &'a Folder, port: &'a str) -> impl Fn(&str, &[&st
     }
 }
 
+/// The flags of torchrun's rendezvous.
+#[test]
+fn two_nodes_by_their_endpoint() {
+    let (folder, port) = (Folder::new(RUN), free_port());
+    let endpoint = format!("--rdzv_endpoint=127.0.0.1:{port}");
+    let node = |rank: &str| {
+        let fixed = ["train", "--nnodes=2", "--rdzv-backend=c10d", "--rdzv_id=job", "--rdzv-conf=timeout=9"];
+        let rank = ["--node-rank", rank, "run.yaml"];
+        let mut command = folder.command(&[&fixed[..], &[&endpoint], &rank].concat());
+        command.env("LOCKSTEP_TOKEN", TOKEN);
+        command
+    };
+    let nodes = run_all(vec![node("1"), node("0")]);
+    assert!(nodes.iter().all(|ran| ran.code == Some(0) && ran.stderr.is_empty()), "{nodes:#?}");
+    assert!(nodes[1].stdout.contains(" on 2 ranks of "), "{nodes:#?}");
+    for (flags, refused) in [
+        (&["--rdzv-backend=etcd"][..], "only static and c10d work"),
+        (&["--rdzv-endpoint=:29500"], "expected HOST:PORT"),
+        (&["--rdzv-endpoint=a:1", "--master-addr=b"], "cannot be used with"),
+    ] {
+        let ran = folder.run(&[&["train", "run.yaml"], flags].concat());
+        assert!(ran.code == Some(2) && ran.stderr.contains(refused), "{ran:#?}");
+    }
+}
+
 #[test]
 fn two_nodes() {
     let (folder, port) = (Folder::new(RUN), free_port());

@@ -139,10 +139,12 @@ mod tests {
     fn kernels_compile() {
         let folder = |name| std::env::var_os(name).map(PathBuf::from).into_iter().collect::<Vec<_>>();
         let mut search = LibrarySearch::around(&folder("CUDA_HOME"), &folder("VIRTUAL_ENV"));
-        search.folders.extend(folder("LOCKSTEP_NVRTC_DIR"));
+        let named = folder("LOCKSTEP_NVRTC_DIR");
+        search.folders.extend(named.clone());
         let nvrtc = match Nvrtc::open(&search) {
             Ok(nvrtc) => nvrtc,
-            Err(cause) => return println!("skipped: {cause}"),
+            Err(cause) if named.is_empty() => return println!("skipped: {cause}"),
+            Err(cause) => panic!("{named:?}: {cause}"),
         };
         let both = [80, 90]
             .map(|sm| all_kernel_sources(sm).into_iter().map(move |(source, variant)| (source, variant, sm)));
