@@ -327,12 +327,14 @@ fn a_killed_rank_restarts_all_and_is_named() {
     let args = ["train", "run.yaml", "--nproc", "3", "carrier=mpi", "threads=1", "max_steps=1000000"];
     let mut command = folder.command(&[&args[..], &["save_steps=20", "--max-restarts", "1"]].concat());
     let launcher = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-    let step = wait_for_checkpoint(&folder, 0);
+    wait_for_checkpoint(&folder, 0);
     let first = rank_process(&folder, 1, &[]);
     signal("-KILL", first);
-    wait_for_checkpoint(&folder, step + 20);
-    let others: Vec<u32> = [0, 2].iter().map(|rank| rank_process(&folder, *rank, &[first])).collect();
+    // The restarted ranks save a checkpoint of their own.
     let second = rank_process(&folder, 1, &[first]);
+    let newest = wait_for_checkpoint(&folder, 0);
+    wait_for_checkpoint(&folder, newest);
+    let others: Vec<u32> = [0, 2].iter().map(|rank| rank_process(&folder, *rank, &[])).collect();
     signal("-KILL", second);
     let ended = ran(launcher.wait_with_output().unwrap());
     assert_eq!(ended.code, Some(71), "{ended:#?}");

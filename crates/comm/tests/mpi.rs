@@ -64,11 +64,16 @@ struct Member {
 }
 
 impl Member {
-    fn start(world: u32, deadline: Duration) -> Member {
+    fn start(world: u32) -> Member {
         let rank = Rank(std::env::var("PMI_RANK").expect("mpiexec sets it").parse().unwrap());
         let abort = Abort::default();
-        let spec =
-            MpiSpec { mpi: Mpi::open(&search()).unwrap(), rank, world, deadline, abort: abort.clone() };
+        let spec = MpiSpec {
+            mpi: Mpi::open(&search()).unwrap(),
+            rank,
+            world,
+            deadline: DEADLINE,
+            abort: abort.clone(),
+        };
         let memory = Arc::new(Memory::allocate(Bytes(MEMORY as u64), &Pool::new(1)).unwrap());
         let comm = MpiWorld::start(spec).unwrap().comm(vec![Arc::clone(&memory)]).unwrap();
         assert_eq!((comm.rank(), comm.world()), (rank, world));
@@ -94,9 +99,9 @@ impl Member {
 fn child() {
     let Some(role) = role() else { return };
     match &*role.name {
-        "collectives" => collectives(&mut Member::start(role.world, DEADLINE)),
-        "late" => late(&mut Member::start(role.world, Duration::from_secs(2)), &role.folder),
-        "aborted" => aborted(&mut Member::start(role.world, DEADLINE), &role.folder),
+        "collectives" => collectives(&mut Member::start(role.world)),
+        "late" => late(&mut Member::start(role.world), &role.folder),
+        "aborted" => aborted(&mut Member::start(role.world), &role.folder),
         other => panic!("no role {other}"),
     }
 }
@@ -323,6 +328,7 @@ fn late(member: &mut Member, folder: &Path) {
         // Without the other rank, there is nothing to finalise.
         std::process::exit(0);
     }
+    member.comm.set_deadline(Duration::from_secs(2));
     let start = Instant::now();
     let part = member.filled(&vec![1.0; 1000]);
     let error = member.comm.all_reduce(&group, 7, &[part], View::empty()).unwrap_err();

@@ -14,13 +14,11 @@ pub(crate) struct MpiRanks {
 }
 
 /// The variables of a launcher: rank, number of ranks, and the same on this host.
-const LAUNCHERS: [[&str; 4]; 5] = [
+const LAUNCHERS: [[&str; 4]; 4] = [
     [OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_RANK, OMPI_COMM_WORLD_LOCAL_SIZE],
     [PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS],
     [PMI_RANK, PMI_SIZE, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE],
     [PMIX_RANK, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, SLURM_STEP_TASKS_PER_NODE],
-    // The user sets what the launcher does not.
-    [PMIX_RANK, PMI_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE],
 ];
 
 impl MpiRanks {
@@ -127,7 +125,6 @@ mod tests {
              OMPI_COMM_WORLD_LOCAL_SIZE=4 PMIX_RANK=5",
             "PMIX_RANK=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=4(x2)",
             "PMI_RANK=5 PMI_SIZE=8 SLURM_LOCALID=1 SLURM_STEP_TASKS_PER_NODE=4,4",
-            "PMIX_RANK=5 PMI_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4",
         ] {
             let world = read(text).unwrap().unwrap();
             assert_eq!((world.rank, world.world_size, world.local_rank, world.node), (5, 8, 1, 1), "{text}");
