@@ -42,6 +42,7 @@ fn a_run() {
     out/model/model.safetensors
     out/model/tokenizer.json
     out/model/tokenizer_config.json
+    out/plan.json
     out/report.html
     out/run.json
     ");

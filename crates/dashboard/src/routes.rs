@@ -51,7 +51,10 @@ impl Site {
             ["metrics"] => self.metrics(),
             ["api", "runs"] => Response::json(self.runs.list_json().to_string()),
             ["api", "wait"] => {
-                self.runs.wait(request.number("revision").unwrap_or(0), MAX_WAIT, &self.stopping);
+                // Whoever knows nothing yet gets everything at once.
+                if let Some(revision) = request.number("revision") {
+                    self.runs.wait(revision, MAX_WAIT, &self.stopping);
+                }
                 Response::json(self.runs.list_json().to_string())
             }
             ["api", "config"] => self.configurations(request),

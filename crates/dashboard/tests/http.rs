@@ -170,10 +170,8 @@ fn the_page_and_its_data() {
     let head = send(at, &format!("HEAD / HTTP/1.1\r\nHost: {at}\r\nConnection: close\r\n\r\n"));
     assert!(head.status == 200 && head.body.is_empty() && !head.head.contains("Content-Length: 0\r\n"));
     // Two requests over one connection.
-    let two = format!(
-        "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
-    );
-    assert!(send(at, &two).body.contains("HTTP/1.1 200 OK"));
+    let two = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
+    assert!(send(at, two).body.contains("HTTP/1.1 200 OK"));
 }
 
 #[test]

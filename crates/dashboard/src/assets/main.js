@@ -139,7 +139,7 @@ function drawHead() {
   if (!run) return fill(byId("head"));
   const done = run.total_steps > 0 ? run.step / run.total_steps : null;
   const bar = el("progress", { max: "1", value: done ?? 0, "aria-label": `Progress of ${run.name}` });
-  const share = run.planned_bytes > 0 && run.memory_bytes ? `${bytes(run.planned_bytes)} planned` : "";
+  const share = run.planned_bytes > 0 && run.memory_bytes ? `of ${bytes(run.planned_bytes)}` : "";
   const silent = run.state === "stopped" && run.silent_seconds ? ` ${duration(run.silent_seconds)} ago` : "";
   fill(byId("head"),
     el("div", { class: "title" }, swatch(app.color(run.id)), el("h2", {}, run.name), pill(run.state),
@@ -153,7 +153,7 @@ function drawHead() {
     el("dl", { class: "tiles" },
       tile("step", String(run.step), run.total_steps > 0 ? `of ${run.total_steps}` : ""),
       tile("loss", number(run.loss)),
-      run.eval_loss === null ? null : tile("evaluation loss", number(run.eval_loss)),
+      run.eval_loss === null ? null : tile("eval loss", number(run.eval_loss)),
       tile("tokens / s", short(run.tokens_per_second)),
       tile("time of a step", duration(run.step_seconds)),
       run.mfu === null ? null : tile("MFU", percent(run.mfu)),
@@ -229,7 +229,10 @@ async function follow() {
       connected("not connected", "stopped");
       announce("The connection to the server is lost.", true);
       await new Promise((later) => setTimeout(later, RETRY_MS));
-      app.revision = -1;
+      // When it answers again, it may be another server, with other runs.
+      app.revision = null;
+      app.series.clear();
+      app.details.clear();
     }
   }
 }

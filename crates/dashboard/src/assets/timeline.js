@@ -10,7 +10,8 @@ const LEFT = 116;
 const TOP = 24;
 const MIN_WIDTH_US = 0.5;
 const FONT = "11px system-ui, sans-serif";
-const CATEGORY_COLORS = 13;
+// Activities keep their colors from one profile to the next; others share the last one.
+const CATEGORIES = ["forward", "backward", "update", "head", "objective", "reduce", "norm", "gather", "copy", "step", "data", "exchange"];
 
 export class Timeline {
   constructor(panel, app) {
@@ -98,7 +99,8 @@ export class Timeline {
   }
 
   color(category) {
-    return style(`--category-${category % CATEGORY_COLORS}`);
+    const known = CATEGORIES.indexOf(this.data.categories[category]);
+    return style(`--category-${known < 0 ? CATEGORIES.length : known}`);
   }
 
   draw() {
