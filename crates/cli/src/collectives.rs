@@ -11,6 +11,7 @@ use lockstep_core::fold::fold_scratch_elems;
 use lockstep_core::{Axis, Bytes, DType, Fault, FaultClass, Mesh, Rank};
 use lockstep_device::{Device, Memory, Pool, Queue, View};
 use lockstep_launch::Session;
+use lockstep_plan::Lane;
 
 use crate::bench::failed;
 use crate::ranks;
@@ -91,7 +92,7 @@ impl Collectives {
         let shared = Arc::new(Memory::allocate_shared(Bytes(host as u64), &Pool::new(1)).map_err(failed)?);
         let connect = ranks::connect(session, config, device)?;
         let connection = connect(&shared).map_err(|e| -> Failure { Box::new(e) })?;
-        let mut comm = connection.comms.lane;
+        let mut comm = connection.comms.into_comm_of(Lane::Comm);
         let group = Group::along(&Mesh::on_one_node(1, ranks), Axis::World, rank);
         let nccl = match connection.nccl {
             None => None,

@@ -18,7 +18,7 @@ use crate::gpu;
 use crate::inputs;
 use crate::report::{self, Failure};
 use crate::reporter::Reporter;
-use lockstep_engine::Comms;
+use lockstep_engine::{CommUse, Comms};
 use lockstep_train::Connection;
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -323,9 +323,11 @@ pub(crate) fn connect<'a>(
             };
             lockstep_comm::connect(&spec, &mut exchange)
         };
-        let lane = connected(vec![Arc::clone(memory)], "steps")?;
-        let host = connected(Vec::new(), "between steps")?;
-        Ok(Connection { comms: Comms { lane, host }, nccl })
+        let comms = Comms::connect(|purpose| match purpose {
+            CommUse::Lane(lane) => connected(vec![Arc::clone(memory)], &format!("{lane} lane")),
+            CommUse::BetweenSteps => connected(Vec::new(), "between steps"),
+        })?;
+        Ok(Connection { comms, nccl })
     }))
 }
 

@@ -41,14 +41,14 @@ fn zero3_with_prefetch() {
        #5  comm     all-gather block 1 from 8 ranks             42.0 KiB  #4
        #7  compute  release block 0
        #8  comm     all-gather head from 8 ranks                34.0 KiB  #7
-      #13  comm     all-gather block 0 from 8 ranks             42.0 KiB  #12
-      #14  comm     reduce-scatter head over 8 ranks            34.0 KiB
-      #17  compute  release block 1
-      #18  comm     reduce-scatter block 1 over 8 ranks         42.0 KiB  #16
-      #21  compute  release block 0
-      #22  comm     reduce-scatter block 0 over 8 ranks         42.0 KiB  #20
-      #24  comm     reduce-scatter embed over 8 ranks           33.0 KiB  #23
-      #26  comm     gradient norm over 8 ranks and clip factor            #25
+      #14  comm     all-gather block 0 from 8 ranks             42.0 KiB  #13
+      #15  comm     reduce-scatter head over 8 ranks            34.0 KiB
+      #18  compute  release block 1
+      #19  comm     reduce-scatter block 1 over 8 ranks         42.0 KiB  #17
+      #22  compute  release block 0
+      #23  comm     reduce-scatter block 0 over 8 ranks         42.0 KiB  #21
+      #25  comm     reduce-scatter embed over 8 ranks           33.0 KiB  #24
+      #27  comm     gradient norm over 8 ranks and clip factor            #26
     ");
 }
 
@@ -57,8 +57,8 @@ fn ddp_buckets() {
     let settings = ["strategy=ddp", "nproc_per_node=2", "ddp_bucket_cap_mb=1", "--schedule"];
     assert_snapshot!(planned(&settings, &["ranks", "reduce", "norm and clip"]), @r"
     ranks     2 = 2 replicas x 1 shards
-      #11  comm     all-reduce head + block 1 + block 0 + embed over 2 ranks (replicate)   151 KiB  #10
-      #13  compute  gradient norm and clip factor
+      #12  comm     all-reduce head + block 1 + block 0 + embed over 2 ranks (replicate)   151 KiB  #11
+      #14  compute  gradient norm and clip factor
     ");
 }
 
@@ -71,16 +71,16 @@ fn hybrid_shard() {
        #1  comm     all-gather block 0 from 2 ranks              42.0 KiB
        #5  comm     all-gather block 1 from 2 ranks              42.0 KiB  #4
        #8  comm     all-gather head from 2 ranks                 34.0 KiB  #7
-      #13  comm     all-gather block 0 from 2 ranks              42.0 KiB  #12
-      #14  comm     reduce-scatter head over 2 ranks (shard)     34.0 KiB
-      #15  comm     all-reduce head over 2 ranks (replicate)     17.0 KiB
-      #19  comm     reduce-scatter block 1 over 2 ranks (shard)  42.0 KiB  #17
-      #20  comm     all-reduce block 1 over 2 ranks (replicate)  21.0 KiB
-      #24  comm     reduce-scatter block 0 over 2 ranks (shard)  42.0 KiB  #22
-      #25  comm     all-reduce block 0 over 2 ranks (replicate)  21.0 KiB
-      #27  comm     reduce-scatter embed over 2 ranks (shard)    33.0 KiB  #26
-      #28  comm     all-reduce embed over 2 ranks (replicate)    16.5 KiB
-      #30  comm     gradient norm over 2 ranks and clip factor             #29
+      #14  comm     all-gather block 0 from 2 ranks              42.0 KiB  #13
+      #15  comm     reduce-scatter head over 2 ranks (shard)     34.0 KiB
+      #16  comm     all-reduce head over 2 ranks (replicate)     17.0 KiB
+      #20  comm     reduce-scatter block 1 over 2 ranks (shard)  42.0 KiB  #18
+      #21  comm     all-reduce block 1 over 2 ranks (replicate)  21.0 KiB
+      #25  comm     reduce-scatter block 0 over 2 ranks (shard)  42.0 KiB  #23
+      #26  comm     all-reduce block 0 over 2 ranks (replicate)  21.0 KiB
+      #28  comm     reduce-scatter embed over 2 ranks (shard)    33.0 KiB  #27
+      #29  comm     all-reduce embed over 2 ranks (replicate)    16.5 KiB
+      #31  comm     gradient norm over 2 ranks and clip factor             #30
     ");
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use lockstep_core::rounding::{join, split};
-use lockstep_core::{Bytes, DType, Rank};
+use lockstep_core::{Bytes, DType};
 use lockstep_device::{Device, Memory, OffloadFile, Queue, View};
 use lockstep_plan::{
     Buffer, BufferId, BufferKind, InFlight, MemoryTier, ModelId, OwnedPart, ParamState, Phase, PhaseKind,
@@ -326,20 +326,19 @@ pub(crate) struct UnitResidents {
 
 impl UnitResidents {
     /// The residents of all units of a model.
-    pub(crate) fn of_model(plan: &RunPlan, model: ModelId, rank: Rank) -> Vec<UnitResidents> {
+    pub(crate) fn of_model(plan: &RunPlan, model: ModelId) -> Vec<UnitResidents> {
         let units = 0..plan.input.model(model).units.len() as u32;
-        units.map(|unit| UnitResidents::of(plan, model, unit, rank)).collect()
+        units.map(|unit| UnitResidents::of(plan, model, unit)).collect()
     }
 
-    fn of(plan: &RunPlan, model: ModelId, unit: u32, rank: Rank) -> UnitResidents {
+    fn of(plan: &RunPlan, model: ModelId, unit: u32) -> UnitResidents {
         let states = [ParamState::Working, ParamState::Grad].into_iter().chain(ParamState::QUANTISED);
         let states = states.chain(plan.input.optimizer_states(model, unit));
         let resident = |state: ParamState| {
             let id =
                 plan.find(BufferKind::ParamState { model: plan.input.weights_of(model), unit, state })?;
             let location = location_at(&plan.buffers[id.0 as usize], plan.resident_offset(id)?);
-            let (owned, params_per_number) =
-                (plan.input.owned(model, unit, state, rank), state.params_per_number());
+            let (owned, params_per_number) = (plan.owned(model, unit, state), state.params_per_number());
             Some((state, ResidentAddress { location, owned, params_per_number }))
         };
         UnitResidents { residents: states.filter_map(resident).collect() }
@@ -387,7 +386,7 @@ pub(crate) struct Addresses {
     pub(crate) units: Vec<UnitAddresses>,
     pub(crate) inputs: Address,
     pub(crate) rope_tables: Address,
-    /// The head's outputs, channel after channel, each with space for the largest micro-batch.
+    /// The head's outputs over the window, channel after channel in each micro-batch, with space for the largest one.
     pub(crate) outputs: Address,
     /// The same layout; in training only.
     pub(crate) coefficients: Option<Address>,
@@ -416,17 +415,14 @@ impl Addresses {
             DType::F32,
         );
         // Models share these buffers, which have the size of the largest; each uses the part it needs.
-        let per_token = model.channels.count() * model.bounds.tokens;
         Addresses {
             units,
             inputs: lookup
                 .must(BufferKind::Inputs { in_flight: FLIGHT })
                 .slice(0, model.inputs_elems(plan.input.has_separate_memory())),
             rope_tables: lookup.must(BufferKind::RopeTables { model: id }),
-            outputs: lookup.must(BufferKind::Outputs { in_flight: FLIGHT }).slice(0, per_token),
-            coefficients: lookup
-                .find(BufferKind::Coefficients { in_flight: FLIGHT })
-                .map(|location| location.address().slice(0, per_token)),
+            outputs: lookup.must(BufferKind::Outputs),
+            coefficients: lookup.find(BufferKind::Coefficients).map(|location| location.address()),
             norm_leaves: lookup.find(BufferKind::NormLeaves { model: id }).map(|location| location.address()),
             update_decision: lookup.find(BufferKind::UpdateDecision).map(|location| location.address()),
             io_staging: lookup.find(BufferKind::IoStaging).map(|location| location.address()),

@@ -39,12 +39,12 @@ impl BatchFill<'_> {
         let head_rows = self.head_rows(all, shares_rows);
         let size = BatchSize {
             tokens: self.padded(rows),
-            docs: 0,
             positions: self.padded(positions),
             real_positions: positions,
             head_rows: self.padded(head_rows),
             real_head_rows: head_rows,
             shares_rows,
+            ..BatchSize::default()
         };
         for (start, real, padded) in [
             (self.layout.tokens, rows, size.tokens),

@@ -37,7 +37,8 @@ pub trait StepDriver {
     /// runs the head's forward first, for objectives whose coefficients depend on outputs.
     fn coefficients(&mut self, micro_batch: u32, outputs: Option<Outputs<'_>>, out: &mut Coefficients<'_>);
 
-    /// Receives the head's outputs.
+    /// Receives the head's outputs, for each micro-batch of the window in turn, after the last of them: while the step
+    /// still runs on a CPU, at its end on a GPU.
     fn outputs(&mut self, micro_batch: u32, outputs: Outputs<'_>);
 }
 

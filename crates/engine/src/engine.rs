@@ -7,15 +7,16 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use lockstep_comm::{NcclSpec, NcclWorld};
+use lockstep_comm::NcclSpec;
 use lockstep_core::{Bytes, DType, Rank, panics};
 use lockstep_device::{Device, Memory, Queue};
 use lockstep_ops::optimizer::{ParamFormat, StateFormat, UpdateFormat};
-use lockstep_plan::{Lane, ModelId, ModelPlan, Phase, PhaseKind, RunPlan};
+use lockstep_plan::{Lane, LaneProcessor, LaneThreads, ModelId, ModelPlan, Phase, PhaseKind, RunPlan};
 
 use crate::addresses::{Memories, UnitResidents};
 use crate::driver::PhaseDriver;
 use crate::error::EngineError;
+use crate::inputs::BatchSize;
 use crate::lanes::{Lanes, ScheduleRun};
 use crate::meter::Meter;
 use crate::norm::NormScratch;
@@ -33,7 +34,6 @@ const LANE_SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(500);
 /// The resources that a rank runs a plan with.
 #[derive(Debug)]
 pub struct Resources {
-    pub rank: Rank,
     /// The plan's device arena.
     pub memory: Arc<Memory>,
     /// `None` for a single rank.
@@ -49,7 +49,7 @@ impl Resources {
     /// A single rank; allocates the arena.
     pub fn single_rank(plan: &RunPlan, queue: Queue) -> Result<Resources, EngineError> {
         let memory = Arc::new(queue.device().allocate(plan.arena_bytes, queue.pool())?);
-        Ok(Resources { rank: Rank(0), memory, comms: None, nccl: None, queue, nvme_dir: None })
+        Ok(Resources { memory, comms: None, nccl: None, queue, nvme_dir: None })
     }
 }
 
@@ -77,14 +77,13 @@ pub(crate) struct Shared {
     pub(crate) meter: Meter,
     /// Read by other threads, also after the engine is dropped.
     pub(crate) running: Arc<RunningOps>,
-    pub(crate) rank: Rank,
     pub(crate) host_calls: AtomicU64,
     pub(crate) seed: AtomicU64,
     pub(crate) steps: StepStates,
     pub(crate) scale_offsets: ScaleOffsets,
     pub(crate) norm: Mutex<NormScratch>,
-    /// Micro-batches whose outputs are being copied to the host, and their numbers of tokens.
-    pub(crate) pending_outputs: Mutex<Vec<u32>>,
+    /// Micro-batches whose outputs the driver has not seen.
+    pub(crate) pending_outputs: Mutex<Vec<BatchSize>>,
     /// For each phase; set only in tests.
     pub(crate) poison: OnceLock<Vec<Poison>>,
 }
@@ -93,7 +92,7 @@ impl Engine {
     /// Prepares a plan to run. Parameters are zero until they are initialised or loaded.
     pub fn new(plan: RunPlan, resources: Resources) -> Result<Engine, EngineError> {
         panics::install_hook();
-        let Resources { rank, memory, comms, nccl, queue, nvme_dir } = resources;
+        let Resources { memory, comms, nccl, queue, nvme_dir } = resources;
         let memories = Memories::take(&plan, memory, &queue, nvme_dir)?;
         let device = queue.device();
         if let Device::Cuda(gpu) = device {
@@ -111,8 +110,8 @@ impl Engine {
             }
         }
         let models = (0..plan.input.models.len()).map(|i| ModelId(i as u8));
-        let residents: Vec<_> = models.map(|id| UnitResidents::of_model(&plan, id, rank)).collect();
-        let of = |phase| PreparedPhase::of(&plan, phase, &residents[phase.model.0 as usize], rank, device);
+        let residents: Vec<_> = models.map(|id| UnitResidents::of_model(&plan, id)).collect();
+        let of = |phase| PreparedPhase::of(&plan, phase, &residents[phase.model.0 as usize], device);
         let phases: Vec<PreparedPhase> = plan.phases.iter().map(of).collect::<Result<_, _>>()?;
         // Phases of one model have the same tables.
         for (phase, addresses) in plan.phases.iter().zip(&phases) {
@@ -126,9 +125,10 @@ impl Engine {
         );
         let runs_on =
             |lane: &Lane| plan.phases.iter().any(|p| p.schedule.ops.iter().any(|op| op.lane == *lane));
-        let threads: Vec<Lane> = [Lane::Comm, Lane::Copy, Lane::Host].into_iter().filter(runs_on).collect();
+        let own_thread = |lane: &Lane| *lane != Lane::Compute && runs_on(lane);
+        let threads: Vec<Lane> = Lane::ALL.into_iter().filter(own_thread).collect();
         let shared = Arc::new(Shared {
-            transport: Transport::new(&plan.input.mesh, rank, comms, nccl)?,
+            transport: Transport::new(&plan.input.mesh, plan.rank, comms, nccl)?,
             residents,
             norm: Mutex::new(NormScratch::of(&plan, &phases)),
             phases,
@@ -137,7 +137,6 @@ impl Engine {
             lanes: Lanes::new(&threads),
             meter: Meter::default(),
             running: Arc::default(),
-            rank,
             host_calls: AtomicU64::new(1),
             seed: AtomicU64::new(0),
             steps: StepStates::new(),
@@ -149,11 +148,13 @@ impl Engine {
         let lanes = threads
             .into_iter()
             .map(|lane| {
-                // One thread is enough for copies and reductions, which are bound by memory bandwidth. Updates on the
-                // host need all threads.
-                let lane_queue = match lane {
-                    Lane::Host => Queue::cpu(queue.num_threads()),
-                    _ => device.queue(1)?,
+                let threads = match lane.spec().threads {
+                    LaneThreads::One => 1,
+                    LaneThreads::All => queue.num_threads(),
+                };
+                let lane_queue = match lane.spec().processor {
+                    LaneProcessor::Host => Queue::cpu(threads),
+                    LaneProcessor::Device => device.queue(threads)?,
                 };
                 Ok(shared.clone().spawn(lane, lane_queue))
             })
@@ -172,7 +173,7 @@ impl Engine {
     }
 
     pub fn rank(&self) -> Rank {
-        self.shared.rank
+        self.shared.plan.rank
     }
 
     /// Bytes allocated on the device and on the host, as planned.
@@ -240,8 +241,7 @@ impl Drop for Engine {
         }
         shared.lanes.quit();
         if shared.lanes.is_stopped() {
-            // Aborts the NCCL communicators, and with them kernels that wait for other ranks.
-            let _ = shared.transport.nccl().map(NcclWorld::check);
+            shared.transport.abort_failed_nccl();
             if !shared.lanes.ended_within(LANE_SHUTDOWN_TIMEOUT) {
                 // A lane hangs in a driver or in disk I/O; it ends with the process.
                 return;

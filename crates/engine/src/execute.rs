@@ -84,9 +84,9 @@ impl Shared {
 
     /// Waits until all work of the lane has finished on the device.
     fn finish_lane(&self, lane: Lane, queue: &Queue) -> Result<(), EngineError> {
-        match (lane, self.transport.nccl(), queue.cuda()) {
+        match (self.transport.nccl(lane), queue.cuda()) {
             // Collectives depend on other ranks, which may fail or never arrive.
-            (Lane::Comm, Some(nccl), Some(cuda)) => {
+            (Some(nccl), Some(cuda)) => {
                 let failed = |cause| EngineError::Comm { op: "the collectives of a phase".into(), cause };
                 nccl.wait(cuda, "the collectives of a phase").map_err(failed)
             }
@@ -103,7 +103,7 @@ impl Shared {
         let mut batch = BatchSize::default();
         self.issue_compute(run, caller, queue, &mut batch)?;
         let finished = match caller {
-            PhaseDriver::Step(driver) => self.deliver_pending_outputs(*driver, queue),
+            PhaseDriver::Step(driver) => self.deliver_outputs(*driver, queue),
             PhaseDriver::Decode(_) => Ok(queue.synchronize()?),
         };
         self.running.end(Lane::Compute);
@@ -144,21 +144,22 @@ impl Shared {
             OpKind::Forward { unit, .. } => program(unit, ProgramKind::Forward, false),
             OpKind::Recompute { unit, .. } => program(unit, ProgramKind::Recompute, false),
             OpKind::Backward { unit, fresh, .. } => program(unit, ProgramKind::Backward, fresh),
-            OpKind::HeadForward { micro_batch } => {
+            OpKind::HeadForward { .. } => {
                 program(self.head_unit(), ProgramKind::Forward, false);
                 if self.schedule_phase().kind == PhaseKind::Score {
-                    self.deliver_outputs(driver, queue, micro_batch, *batch);
+                    self.note_outputs(*batch);
                 }
             }
             OpKind::Objective { micro_batch } => self.objective(run, driver, queue, micro_batch, *batch)?,
-            OpKind::HeadStep { micro_batch, fresh } => {
+            OpKind::HeadStep { fresh, .. } => {
                 program(self.head_unit(), ProgramKind::Fused, fresh);
-                self.deliver_outputs(driver, queue, micro_batch, *batch);
+                self.note_outputs(*batch);
             }
-            OpKind::HeadBackward { micro_batch, fresh } => {
+            OpKind::HeadBackward { fresh, .. } => {
                 program(self.head_unit(), ProgramKind::Backward, fresh);
-                self.deliver_outputs(driver, queue, micro_batch, *batch);
+                self.note_outputs(*batch);
             }
+            OpKind::Deliver => self.collect_outputs(driver, queue)?,
             other => unreachable!("{other:?} is not computed unit by unit"),
         }
         Ok(())
@@ -196,7 +197,7 @@ impl Shared {
                 staging.slice(doc, 1).write_host(&[token]);
             }
             self.transfer(queue, drawn, staging);
-            let log_probs = self.channel(self.outputs(), 0, batch.docs);
+            let log_probs = self.channel(self.outputs(0), 0, batch.docs);
             let rows = Mat::dense(logits, batch.docs, vocab);
             lockstep_ops::cross_entropy::forward(
                 queue,
@@ -205,7 +206,7 @@ impl Shared {
                 drawn,
                 self.model().inverse_temperature(),
             );
-            self.transfer_channels(queue, self.outputs_on_host(0), self.outputs(), batch.docs);
+            self.transfer_channels(queue, self.outputs_on_host(0), self.outputs(0), batch.docs);
             queue.synchronize()?;
             self.with_outputs(0, batch.docs, |outputs| driver.sampled(outputs.log_probs()));
         }
@@ -240,6 +241,7 @@ impl Shared {
         let view = |address: &Address| address.view(&self.memories);
         // The decode program computes logits only; there are no outputs per token.
         let outputs = if inputs.page_tables.is_some() { 0 } else { batch.head_rows };
+        let coefficients = all.coefficients.is_some().then(|| self.coefficients(batch.micro_batch));
         let writes_grads = matches!(which, ProgramKind::Backward | ProgramKind::Fused);
         let grads_of = |u: usize| all.units[u].grad_target.filter(|_| writes_grads);
         let tied = (model.shape.head_is_tied() && index == self.head_unit()).then(|| model.embed() as usize);
@@ -270,8 +272,8 @@ impl Shared {
                 cu_seqlens: inputs.cu_seqlens,
                 head_rows: inputs.head_rows,
                 shared_rows: inputs.shared_rows,
-                outputs: self.per_channel(view(&all.outputs), outputs),
-                coefficients: all.coefficients.as_ref().map(|c| self.per_channel(view(c), batch.head_rows)),
+                outputs: self.per_channel(self.outputs(batch.micro_batch), outputs),
+                coefficients: coefficients.map(|all| self.per_channel(all, batch.head_rows)),
                 decode: inputs
                     .page_tables
                     .map(|page_tables| DecodeInputs { cache: self.cache(index), page_tables }),
@@ -324,7 +326,7 @@ impl Shared {
         let tokens = driver.batch(micro_batch).tokens.len();
         if !ahead {
             let on_host = self.outputs_on_host(micro_batch);
-            self.transfer_channels(queue, on_host, self.outputs(), batch.real_head_rows);
+            self.transfer_channels(queue, on_host, self.outputs(micro_batch), batch.real_head_rows);
             // The objective reads them on the host.
             queue.synchronize()?;
             self.expand_outputs(micro_batch, &driver.batch(micro_batch));
@@ -346,7 +348,7 @@ impl Shared {
                 }
             }
         });
-        self.transfer_channels(queue, self.coefficients(), staging, batch.head_rows);
+        self.transfer_channels(queue, self.coefficients(micro_batch), staging, batch.head_rows);
         Ok(())
     }
 }

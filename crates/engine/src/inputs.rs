@@ -13,6 +13,8 @@ use crate::error::EngineError;
 /// memory and does not affect any result; `real_` counts do not.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct BatchSize {
+    /// Its index in the accumulation window.
+    pub(crate) micro_batch: u32,
     /// Rows that are computed.
     pub(crate) tokens: usize,
     pub(crate) docs: usize,
@@ -109,6 +111,7 @@ impl Shared {
         };
         let staging = self.inputs_on_host(micro_batch);
         let size = lockstep_ops::host::with_slice_mut(staging, |all: &mut [u32]| fill.run(all))?;
+        let size = BatchSize { micro_batch, ..size };
         self.transfer(queue, self.prepared_phase().addresses.inputs.view(&self.memories), staging);
         Ok(size)
     }

@@ -4,11 +4,14 @@
 //! Every micro-batch has its own part, so nothing is written twice in a step and no copy has to be waited for. On the CPU
 //! there is no staging: the host uses the device's buffers directly.
 
+use std::sync::MutexGuard;
+
 use lockstep_core::DType;
 use lockstep_device::{Queue, View};
 use lockstep_model::PerChannel;
 use lockstep_shape::Channel;
 
+use crate::addresses::Address;
 use crate::driver::{MicroBatch, Outputs, StepDriver};
 use crate::engine::Shared;
 use crate::error::EngineError;
@@ -31,21 +34,28 @@ impl Shared {
 
     /// Where the host writes coefficients.
     pub(crate) fn coefficients_on_host(&self, micro_batch: u32) -> View<'_> {
-        self.io_staging(micro_batch, Part::Coefficients).unwrap_or_else(|| self.coefficients())
+        self.io_staging(micro_batch, Part::Coefficients).unwrap_or_else(|| self.coefficients(micro_batch))
     }
 
     /// Where the host reads outputs, after they were copied.
     pub(crate) fn outputs_on_host(&self, micro_batch: u32) -> View<'_> {
-        self.io_staging(micro_batch, Part::Outputs).unwrap_or_else(|| self.outputs())
+        self.io_staging(micro_batch, Part::Outputs).unwrap_or_else(|| self.outputs(micro_batch))
     }
 
-    pub(crate) fn coefficients(&self) -> View<'_> {
-        let address = self.prepared_phase().addresses.coefficients.as_ref();
-        address.expect("a phase with an objective has coefficients").view(&self.memories)
+    /// A micro-batch's coefficients on the device.
+    pub(crate) fn coefficients(&self, micro_batch: u32) -> View<'_> {
+        let window = self.prepared_phase().addresses.coefficients;
+        self.of_window(window.expect("a phase with an objective has coefficients"), micro_batch)
     }
 
-    pub(crate) fn outputs(&self) -> View<'_> {
-        self.prepared_phase().addresses.outputs.view(&self.memories)
+    /// A micro-batch's outputs on the device.
+    pub(crate) fn outputs(&self, micro_batch: u32) -> View<'_> {
+        self.of_window(self.prepared_phase().addresses.outputs, micro_batch)
+    }
+
+    fn of_window(&self, window: Address, micro_batch: u32) -> View<'_> {
+        let elems = self.model().per_token_elems();
+        window.slice(micro_batch as usize * elems, elems).view(&self.memories)
     }
 
     /// The distance from one channel to the next, in elements, on the device and on the host.
@@ -73,7 +83,7 @@ impl Shared {
 
     fn io_staging(&self, micro_batch: u32, part: Part) -> Option<View<'_>> {
         let (staging, model) = (self.prepared_phase().addresses.io_staging?, self.model());
-        let (inputs, tokens) = (model.inputs_elems(true), model.channels.count() * model.bounds.tokens);
+        let (inputs, tokens) = (model.inputs_elems(true), model.per_token_elems());
         let after_inputs = inputs.next_multiple_of(256);
         let (start, elems, dtype) = match part {
             Part::Inputs => (0, inputs, DType::U32),
@@ -100,26 +110,31 @@ impl Shared {
         }
     }
 
-    /// Passes the head's outputs to the driver: now, or, on a device with its own memory, at the end of the phase
-    /// ([`Shared::deliver_pending_outputs`]).
-    pub(crate) fn deliver_outputs(
+    /// The head has computed the outputs of a micro-batch.
+    pub(crate) fn note_outputs(&self, batch: BatchSize) {
+        self.pending_outputs().push(batch);
+    }
+
+    /// Copies the outputs of the window to where the host reads them. On a CPU that is the plan's buffer, which ends with
+    /// this operation, so the driver sees them now; on a GPU the copies only begin here.
+    pub(crate) fn collect_outputs(
         &self,
         driver: &mut dyn StepDriver,
         queue: &Queue,
-        micro_batch: u32,
-        batch: BatchSize,
-    ) {
-        if self.prepared_phase().addresses.io_staging.is_none() {
-            return self.expand_and_deliver(driver, micro_batch);
+    ) -> Result<(), EngineError> {
+        for batch in self.pending_outputs().iter() {
+            let (staging, outputs) =
+                (self.outputs_on_host(batch.micro_batch), self.outputs(batch.micro_batch));
+            self.transfer_channels(queue, staging, outputs, batch.real_head_rows);
         }
-        let staging = self.outputs_on_host(micro_batch);
-        self.transfer_channels(queue, staging, self.outputs(), batch.real_head_rows);
-        self.pending_outputs.lock().unwrap_or_else(|e| e.into_inner()).push(micro_batch);
+        match queue.cuda() {
+            Some(_) => Ok(()),
+            None => self.deliver_outputs(driver, queue),
+        }
     }
 
-    fn expand_and_deliver(&self, driver: &mut dyn StepDriver, micro_batch: u32) {
-        let tokens = self.expand_outputs(micro_batch, &driver.batch(micro_batch));
-        self.with_outputs(micro_batch, tokens, |outputs| driver.outputs(micro_batch, outputs));
+    fn pending_outputs(&self) -> MutexGuard<'_, Vec<BatchSize>> {
+        self.pending_outputs.lock().unwrap_or_else(|e| e.into_inner())
     }
 
     /// Moves the outputs on the host from the head's rows to the positions of the batch, in place. Positions without an
@@ -148,15 +163,16 @@ impl Shared {
         })
     }
 
-    /// Waits for the lane, then passes all pending outputs to the driver.
-    pub(crate) fn deliver_pending_outputs(
+    /// Waits for the lane, then passes the outputs that the driver has not seen to it.
+    pub(crate) fn deliver_outputs(
         &self,
         driver: &mut dyn StepDriver,
         queue: &Queue,
     ) -> Result<(), EngineError> {
         queue.synchronize()?;
-        for micro_batch in self.pending_outputs.lock().unwrap_or_else(|e| e.into_inner()).drain(..) {
-            self.expand_and_deliver(driver, micro_batch);
+        for BatchSize { micro_batch, .. } in self.pending_outputs().drain(..) {
+            let tokens = self.expand_outputs(micro_batch, &driver.batch(micro_batch));
+            self.with_outputs(micro_batch, tokens, |outputs| driver.outputs(micro_batch, outputs));
         }
         Ok(())
     }

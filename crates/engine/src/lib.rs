@@ -41,4 +41,4 @@ pub use meter::{Activity, LaneSeconds, Measurement, OpSpan};
 pub use model::{Model, ModelMut};
 pub use quantised::TensorQuantiser;
 pub use running::{LaneMonitor, LaneOperation};
-pub use transport::Comms;
+pub use transport::{CommUse, Comms};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use lockstep_device::Device;
 use lockstep_device::cuda::{CudaQueue, Event, Gpu, GpuError};
-use lockstep_plan::{Lane, Op, OpKind, Phase, Wait, operation_text};
+use lockstep_plan::{Lane, LaneProcessor, Op, OpKind, Phase, Wait, operation_text};
 
 use crate::engine::{Engine, Shared};
 use crate::error::EngineError;
@@ -75,7 +75,7 @@ impl Activity {
             OpKind::HeadForward { .. } | OpKind::HeadBackward { .. } | OpKind::HeadStep { .. } => {
                 Activity::Head
             }
-            OpKind::Objective { .. } => Activity::Objective,
+            OpKind::Objective { .. } | OpKind::Deliver => Activity::Objective,
             OpKind::Reduce { .. } | OpKind::Round { .. } | OpKind::Add { .. } => Activity::Reduce,
             OpKind::Squares { .. } | OpKind::ClipNorm { .. } => Activity::Norm,
             OpKind::Update { .. } => Activity::Update,
@@ -235,7 +235,9 @@ impl Shared {
         let (phase, base_at) = (self.current_phase(), *lock(&clock.base_at));
         let ops = &self.schedule_phase().schedule.ops;
         let mut idle_since: Option<Instant> = None;
-        for (i, op) in ops.iter().enumerate().filter(|(_, op)| op.lane != Lane::Host) {
+        for (i, op) in
+            ops.iter().enumerate().filter(|(_, op)| op.lane.spec().processor == LaneProcessor::Device)
+        {
             let [before, after] = &clock.events[phase][i];
             let at = |event: &Event| -> Result<Instant, EngineError> {
                 let ms = event.milliseconds_since(&clock.base)?;

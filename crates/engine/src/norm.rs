@@ -68,7 +68,7 @@ impl Shared {
     ) -> Result<(), EngineError> {
         match self.update_decision() {
             Some(decision) => self.clip_on_device(run, i, axes, decision, queue),
-            None => self.clip_on_host(run, i as u64, axes).map_err(|cause| self.comm_failed(i, cause)),
+            None => self.clip_on_host(run, i, axes).map_err(|cause| self.comm_failed(i, cause)),
         }
     }
 
@@ -90,7 +90,8 @@ impl Shared {
         let own: usize = self.prepared_phase().squares.iter().map(|one| one.leaves.elems()).sum();
         reduce::sum_leaves(queue, decision.first(1), leaves.first(own));
         for axis in axes {
-            let (nccl, cuda) = self.transport.nccl().zip(queue.cuda()).expect("ranks on GPUs have NCCL");
+            let nccl = self.transport.nccl(self.lane_of(i));
+            let (nccl, cuda) = nccl.zip(queue.cuda()).expect("ranks on GPUs have NCCL");
             let summed = nccl.of(self.transport.group(*axis)).all_reduce(cuda, &[decision.first(1)]);
             summed.map_err(|cause| self.comm_failed(i, cause))?;
         }
@@ -112,7 +113,7 @@ impl Shared {
         }
     }
 
-    fn clip_on_host(&self, run: ScheduleRun, tag: u64, axes: Axes) -> Result<(), CommError> {
+    fn clip_on_host(&self, run: ScheduleRun, i: usize, axes: Axes) -> Result<(), CommError> {
         let mut work = self.norm.lock().unwrap_or_else(|e| e.into_inner());
         let NormScratch { nodes, bytes } = &mut *work;
         for one in &self.prepared_phase().squares {
@@ -122,9 +123,9 @@ impl Shared {
             bytes.clear();
             nodes.iter().for_each(|node| bytes.extend(to_bytes(node)));
             nodes.clear();
-            self.transport.lane().all_gather_bytes(
+            self.transport.lane(self.lane_of(i)).all_gather_bytes(
                 self.transport.group(*axis),
-                tag,
+                i as u64,
                 bytes,
                 &mut |_, theirs| {
                     nodes.extend(theirs.chunks_exact(NODE_BYTES).map(from_bytes));

@@ -1,9 +1,8 @@
 //! A phase of the plan prepared for this rank: addresses, tasks and events, computed before the first step.
 
-use lockstep_core::Rank;
 use lockstep_device::Device;
 use lockstep_device::cuda::{Event, Gpu};
-use lockstep_plan::{Lane, Phase, RunPlan, Schedule, Wait};
+use lockstep_plan::{LaneProcessor, Phase, RunPlan, Schedule, Wait};
 
 use crate::addresses::{Addresses, BufferLookup, UnitResidents};
 use crate::error::EngineError;
@@ -27,11 +26,10 @@ impl PreparedPhase {
         plan: &RunPlan,
         phase: &Phase,
         residents: &[UnitResidents],
-        rank: Rank,
         device: Device,
     ) -> Result<PreparedPhase, EngineError> {
         let addresses = Addresses::of(plan, phase, residents);
-        let tasks = tasks(plan, phase, &addresses, residents, rank);
+        let tasks = tasks(plan, phase, &addresses, residents);
         let lookup = BufferLookup { plan, phase };
         let units = addresses.units.iter().zip(residents).zip(0..);
         let dequantisations = units
@@ -50,14 +48,14 @@ impl PreparedPhase {
     }
 }
 
-/// Events for the operations on streams that another lane waits for. The host lane needs none: its operations have
+/// Events for the operations on streams that another lane waits for. Lanes of the host need none: their operations have
 /// finished when they are recorded as finished.
 fn events(schedule: &Schedule, gpu: &'static Gpu) -> Result<Vec<Option<Event>>, EngineError> {
     let mut events: Vec<Option<Event>> = schedule.ops.iter().map(|_| None).collect();
     for wait in schedule.ops.iter().flat_map(|op| &op.waits) {
         let (Wait::SameRun(id) | Wait::PreviousRun(id)) = wait;
         let (op, event) = (&schedule.ops[id.0 as usize], &mut events[id.0 as usize]);
-        if op.lane != Lane::Host && event.is_none() {
+        if op.lane.spec().processor == LaneProcessor::Device && event.is_none() {
             *event = Some(Event::new(gpu)?);
         }
     }

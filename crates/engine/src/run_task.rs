@@ -8,7 +8,7 @@ use lockstep_core::rounding::RoundingBits;
 use lockstep_device::{Queue, View};
 use lockstep_ops::optimizer::{Params, RangeRounding, State};
 use lockstep_ops::{adamw, lion, reduce, sgd};
-use lockstep_plan::operation_text;
+use lockstep_plan::{Lane, operation_text};
 
 use crate::addresses::Address;
 use crate::driver::UpdateRule;
@@ -25,8 +25,8 @@ impl Shared {
         let outcome = match &self.prepared_phase().tasks[i] {
             Task::Compute => unreachable!("units are computed on the compute lane"),
             Task::NoOp => Ok(()),
-            Task::Gather { axis, parts } => self.gather(*axis, parts, i as u64, queue),
-            Task::Reduce(reduce) => self.reduce(reduce, i as u64, queue),
+            Task::Gather { axis, parts } => self.gather(*axis, parts, i, queue),
+            Task::Reduce(reduce) => self.reduce(reduce, i, queue),
             Task::Copy { pairs, writes_states } => {
                 // A skipped update changes no state.
                 if *writes_states && self.skips(run, queue)? {
@@ -71,8 +71,13 @@ impl Shared {
         Ok(self.steps.of(run).skip)
     }
 
-    fn gather(&self, axis: Axis, parts: &[Gather], tag: u64, queue: &Queue) -> Result<(), CommError> {
-        let group = self.transport.group(axis);
+    /// The lane of operation `i`.
+    pub(crate) fn lane_of(&self, i: usize) -> Lane {
+        self.schedule_phase().schedule.ops[i].lane
+    }
+
+    fn gather(&self, axis: Axis, parts: &[Gather], i: usize, queue: &Queue) -> Result<(), CommError> {
+        let (group, lane, tag) = (self.transport.group(axis), self.lane_of(i), i as u64);
         for parts in parts.chunks(MAX_OFFERS) {
             let mut views = [GatherPart { own: View::empty(), whole: View::empty() }; MAX_OFFERS];
             for (view, part) in views.iter_mut().zip(parts) {
@@ -80,38 +85,42 @@ impl Shared {
                     GatherPart { own: part.own.view(&self.memories), whole: part.whole.view(&self.memories) };
             }
             let views = &views[..parts.len()];
-            match self.transport.nccl().zip(queue.cuda()) {
+            match self.transport.nccl(lane).zip(queue.cuda()) {
                 Some((nccl, cuda)) => {
                     let bytes = views.iter().map(|part| part.whole.bytes()).sum();
                     self.transport.count_nccl(axis, bytes, 1);
                     nccl.of(group).all_gather(cuda, views)?;
                 }
-                None => self.transport.lane().all_gather(group, tag, views)?,
+                None => self.transport.lane(lane).all_gather(group, tag, views)?,
             }
         }
         Ok(())
     }
 
-    fn reduce(&self, task: &Reduce, tag: u64, queue: &Queue) -> Result<(), CommError> {
+    fn reduce(&self, task: &Reduce, i: usize, queue: &Queue) -> Result<(), CommError> {
         if let Some(scratch) = task.scratch {
-            let group = self.transport.group(task.axis);
+            let (group, lane, tag) = (self.transport.group(task.axis), self.lane_of(i), i as u64);
+            let nccl = self.transport.nccl(lane).zip(queue.cuda());
             for parts in task.parts.chunks(MAX_OFFERS) {
                 let mut views = [View::empty(); MAX_OFFERS];
                 for (view, part) in views.iter_mut().zip(parts) {
                     *view = part.view(&self.memories);
                 }
                 let views = &views[..parts.len()];
-                if self.transport.nccl().is_some() && queue.cuda().is_some() {
+                if nccl.is_some() {
                     let bytes = views.iter().map(View::bytes).sum();
                     self.transport.count_nccl(task.axis, bytes, 1 + u64::from(task.to_all));
                 }
-                match (self.transport.nccl().zip(queue.cuda()), task.to_all) {
+                match (nccl, task.to_all) {
                     (Some((nccl, cuda)), true) => nccl.of(group).all_reduce(cuda, views)?,
                     (Some((nccl, cuda)), false) => nccl.of(group).reduce_scatter(cuda, views)?,
-                    (None, true) => {
-                        self.transport.lane().all_reduce(group, tag, views, scratch.view(&self.memories))?
-                    }
-                    (None, false) => self.transport.lane().reduce_scatter(
+                    (None, true) => self.transport.lane(lane).all_reduce(
+                        group,
+                        tag,
+                        views,
+                        scratch.view(&self.memories),
+                    )?,
+                    (None, false) => self.transport.lane(lane).reduce_scatter(
                         group,
                         tag,
                         views,

@@ -1,6 +1,6 @@
 //! Turns each operation of a schedule into a task for this rank: addresses instead of buffer names.
 
-use lockstep_core::{Axis, Bytes, DType, Rank, padded_elems};
+use lockstep_core::{Axis, Bytes, DType, padded_elems};
 use lockstep_plan::{
     Axes, BufferId, BufferKind, CopyEnd, CopyPayload, MemoryTier, ModelPlan, Op, OpKind, OptimizerSpec,
     OwnedPart, ParamState, Phase, ReduceInto, RunPlan, SpanId, SpanPart,
@@ -89,10 +89,8 @@ pub(crate) fn tasks(
     phase: &Phase,
     addresses: &Addresses,
     residents: &[UnitResidents],
-    rank: Rank,
 ) -> Vec<Task> {
-    let builder =
-        TaskBuilder { plan, phase, addresses, residents, rank, lookup: BufferLookup { plan, phase } };
+    let builder = TaskBuilder { plan, phase, addresses, residents, lookup: BufferLookup { plan, phase } };
     phase.schedule.ops.iter().map(|op| builder.task(op)).collect()
 }
 
@@ -102,7 +100,6 @@ struct TaskBuilder<'a> {
     addresses: &'a Addresses,
     /// The residents of the phase's model.
     residents: &'a [UnitResidents],
-    rank: Rank,
     lookup: BufferLookup<'a>,
 }
 
@@ -115,6 +112,7 @@ impl TaskBuilder<'_> {
             | OpKind::Objective { .. }
             | OpKind::HeadBackward { .. }
             | OpKind::HeadStep { .. }
+            | OpKind::Deliver
             | OpKind::Recompute { .. }
             | OpKind::Backward { .. }
             | OpKind::Generate => Task::Compute,
@@ -167,7 +165,7 @@ impl TaskBuilder<'_> {
 
     /// The part of elements `[start, end)` of the largest shard of a state that this rank holds.
     fn own(&self, unit: u32, state: ParamState, (start, end): (usize, usize)) -> Vec<OwnedRange> {
-        let parts = self.plan.input.owned(self.phase.model, unit, state, self.rank);
+        let parts = self.plan.owned(self.phase.model, unit, state);
         let within = |part: OwnedPart| {
             let (first, last) = (start.max(part.local_start), end.min(part.local_start + part.elems()));
             let skipped = first.saturating_sub(part.local_start);
@@ -232,7 +230,7 @@ impl TaskBuilder<'_> {
         let mut parts = Vec::new();
         for SpanPart { unit, .. } in &self.phase.schedule.span(span).parts {
             let (shape, _, residents) = self.unit(*unit);
-            let owned = self.plan.input.owned(self.phase.model, *unit, ParamState::Master, self.rank);
+            let owned = self.plan.owned(self.phase.model, *unit, ParamState::Master);
             let flat_params = shape.flat_params().into_iter().filter(|flat| flat.trained_start.is_some());
             let working = residents.working();
             parts.extend(owned.into_iter().zip(flat_params).map(|(own, flat)| Gather {

@@ -63,7 +63,7 @@ fn plan(setup: &TestSetup) -> RunPlan {
         model(ModelRole::Reference, &reference(), &longer),
         model(ModelRole::Value, &policy(), &whole),
     ];
-    build(PlanInput { models, ..one }).expect("a valid plan")
+    build(PlanInput { models, ..one }, Rank(0)).expect("a valid plan")
 }
 
 fn train(engine: &mut Engine, id: ModelId, vocab: usize, t: u64) -> (u64, Vec<Vec<f32>>) {

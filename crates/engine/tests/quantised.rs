@@ -1,7 +1,7 @@
 //! Frozen weights in 4 bits: training has the bits of training with the weights that the codes stand for, everywhere.
 
 use lockstep_config::StrategyName;
-use lockstep_core::{DType, Mesh};
+use lockstep_core::{DType, Mesh, Rank};
 use lockstep_engine::Engine;
 use lockstep_ops::nf4::{self, Quantised};
 use lockstep_plan::{
@@ -215,7 +215,7 @@ fn with_shared_reference(shape: &ModelShape, setup: &TestSetup) -> RunPlan {
     let reference: ModelPlan =
         one.models[0].without_adapters(ModelId::FIRST, ModelRole::Reference, &settings);
     let models = vec![one.models[0].clone(), reference];
-    build(PlanInput { models, ..one }).expect("a sound plan")
+    build(PlanInput { models, ..one }, Rank(0)).expect("a sound plan")
 }
 
 /// However many units there are, one of them exists dequantised.

@@ -89,10 +89,11 @@ pub enum BufferKind {
     Scratch,
     /// Tokens, targets, positions and sequence bounds of a micro-batch.
     Inputs { in_flight: InFlight },
-    /// The head's outputs, one number per token and channel, channel after channel.
-    Outputs { in_flight: InFlight },
+    /// The head's outputs for all micro-batches of the accumulation window, one number per token and channel, channel
+    /// after channel.
+    Outputs,
     /// The derivative of the loss with respect to each of the head's outputs, in the same layout.
-    Coefficients { in_flight: InFlight },
+    Coefficients,
     /// Cosines and sines of the rotary embedding.
     RopeTables { model: ModelId },
     /// Sums of squares of gradient blocks: the leaves of the gradient norm's summation tree, in the memory where the

@@ -1,6 +1,7 @@
 //! Which operations are guaranteed to have finished when another starts.
 
-use crate::schedule::{Lane, OpId, Schedule, Wait};
+use crate::lane::Lane;
+use crate::schedule::{OpId, Schedule, Wait};
 
 /// The happens-before relation of a schedule, as vector clocks: for every operation, the last operation of each lane
 /// that has finished before it starts. Ids continue in a second run of the schedule.

@@ -312,6 +312,11 @@ impl ModelPlan {
         self.inputs_layout(has_separate_memory).end
     }
 
+    /// Elements of a micro-batch's outputs, and of its coefficients: one number per token and channel.
+    pub fn per_token_elems(&self) -> usize {
+        self.channels.count() * self.bounds.tokens
+    }
+
     /// Where the parts of a micro-batch's inputs lie in their buffer.
     pub fn inputs_layout(&self, has_separate_memory: bool) -> InputsLayout {
         let docs = self.max_docs(has_separate_memory);

@@ -19,6 +19,7 @@ pub mod cost;
 mod generation;
 mod happens_before;
 mod input;
+mod lane;
 mod memory;
 mod memory_table;
 mod optimizer;
@@ -42,6 +43,7 @@ pub use input::{
     AccumulationOrder, BatchBounds, DeviceNeeds, InputsLayout, InputsSize, ModelPlan, ModelRole,
     ModelSettings, OwnedPart, Placement, Placements, PlanInput, RecomputePolicy,
 };
+pub use lane::{Lane, LaneProcessor, LaneSpec, LaneThreads};
 pub use memory::{MemoryPlan, last_uses, pack};
 pub use memory_table::{MemoryBreakdown, MemoryGroup, TierBytes, memory_table};
 pub use optimizer::{MasterFormat, OptimizerSpec, StateFormat};
@@ -52,6 +54,6 @@ pub use resolve::{
 };
 pub use run_plan::{Phase, PhaseKind, PlanData, PlanError, Residents, RunPlan, build};
 pub use schedule::{
-    CopyEnd, CopyPayload, Lane, ModelId, Op, OpId, OpKind, ReduceInto, Schedule, Span, SpanId, SpanPart, Wait,
+    CopyEnd, CopyPayload, ModelId, Op, OpId, OpKind, ReduceInto, Schedule, Span, SpanId, SpanPart, Wait,
 };
 pub use unit_layout::{ProgramLayout, SlotBuffer, UnitLayout};

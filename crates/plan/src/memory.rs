@@ -6,7 +6,8 @@ use lockstep_core::Bytes;
 
 use crate::buffer::{Access, Buffer, BufferId};
 use crate::happens_before::HappensBefore;
-use crate::schedule::{Lane, OpId, Schedule};
+use crate::lane::Lane;
+use crate::schedule::{OpId, Schedule};
 
 /// Buffers start on multiples of a page.
 pub(crate) const ALIGN: u64 = 4096;

@@ -6,8 +6,9 @@ use lockstep_core::{Axis, Bytes, DType, Elems};
 
 use crate::axes::Axes;
 use crate::buffer::ParamState;
+use crate::lane::Lane;
 use crate::run_plan::{Phase, RunPlan};
-use crate::schedule::{CopyEnd, CopyPayload, Lane, Op, OpKind, ReduceInto, SpanId, SpanPart, Wait};
+use crate::schedule::{CopyEnd, CopyPayload, Op, OpKind, ReduceInto, SpanId, SpanPart, Wait};
 
 /// A schedule as a numbered list: lane, operation, the bytes it copies or communicates, and what it waits for.
 pub fn schedule_text(plan: &RunPlan, phase: &Phase) -> String {
@@ -62,6 +63,7 @@ fn op_text(plan: &RunPlan, phase: &Phase, op: &Op) -> (String, String) {
         OpKind::HeadStep { micro_batch, .. } => {
             format!("forward and backward head{}", micro_batch_text(micro_batch))
         }
+        OpKind::Deliver => "deliver outputs".into(),
         OpKind::Recompute { unit, micro_batch } => {
             format!("recompute {}{}", operands.unit(unit), micro_batch_text(micro_batch))
         }

@@ -2,12 +2,12 @@
 
 use std::ops::{Deref, Range};
 
-use lockstep_core::{Bytes, DType, Fault, FaultClass};
+use lockstep_core::{Bytes, DType, Fault, FaultClass, Rank};
 
 use crate::buffer::{Access, Buffer, BufferId, BufferKind, MemoryTier, ParamState};
 use crate::builder::{BufferTable, StepBuilder};
 use crate::check::{Violation, check_phase};
-use crate::input::{AccumulationOrder, PlanInput};
+use crate::input::{AccumulationOrder, OwnedPart, PlanInput};
 use crate::memory::{ALIGN, MemoryPlan, pack};
 use crate::schedule::{ModelId, OpKind, Schedule};
 use crate::unit_layout::UnitLayout;
@@ -54,7 +54,11 @@ impl Deref for RunPlan {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct PlanData {
+    /// What the ranks of a run compare: it is the same on all of them.
     pub input: PlanInput,
+    /// The rank that this plan is for; the rest is its part of the run. On today's axes all ranks have plans of the same
+    /// shape, and differ in which part of a shard they own.
+    pub rank: Rank,
     pub buffers: Vec<Buffer>,
     /// Residents by tier: at the start of the device arena, of the host arena, and of the NVMe file.
     pub residents: [Residents; MemoryTier::COUNT],
@@ -182,9 +186,11 @@ impl std::fmt::Display for PhaseKind {
 /// The exported range starts and ends on a page boundary, for every page size in use.
 const EXPORT_ALIGN: u64 = 64 << 10;
 
-/// Emits every phase, packs memory, and checks the result.
-pub fn build(input: PlanInput) -> Result<RunPlan, PlanError> {
-    let plan = lay_out(input);
+/// Emits every phase of one rank, packs memory, and checks the result. The mesh of the input and the rank are its
+/// coordinates on all axes.
+pub fn build(input: PlanInput, rank: Rank) -> Result<RunPlan, PlanError> {
+    assert!(rank.0 < input.mesh.world_size(), "{rank} of {} ranks", input.mesh.world_size());
+    let plan = lay_out_rank(input, rank);
     for phase in &plan.phases {
         let violations = check_phase(&plan, phase);
         if !violations.is_empty() {
@@ -194,8 +200,13 @@ pub fn build(input: PlanInput) -> Result<RunPlan, PlanError> {
     Ok(RunPlan(plan))
 }
 
-/// Emits every phase and packs memory, without the checks of [`build`]. Used to compare the sizes of several choices.
-pub(crate) fn lay_out(mut input: PlanInput) -> PlanData {
+/// The first rank's plan without the checks of [`build`], to compare the sizes of several choices.
+pub(crate) fn lay_out(input: PlanInput) -> PlanData {
+    lay_out_rank(input, Rank(0))
+}
+
+/// Emits every phase and packs memory.
+fn lay_out_rank(mut input: PlanInput, rank: Rank) -> PlanData {
     let sharded = |i: usize| input.is_sharded(ModelId(i as u8), ParamState::Grad);
     if input.num_micro_batches == 1 && !(0..input.models.len()).any(sharded) {
         // With one micro-batch both orders give the same sum, and `Local` needs no second buffer.
@@ -242,7 +253,7 @@ pub(crate) fn lay_out(mut input: PlanInput) -> PlanData {
             Phase { kind, name, model, schedule, memory: exported.then(largest_exported, own), host }
         })
         .collect();
-    assign_offsets(input, buffers, phases, &is_exported, largest_exported)
+    assign_offsets((input, rank), buffers, phases, &is_exported, largest_exported)
 }
 
 /// Which buffers other ranks read directly: those that collectives send from. On GPUs NCCL does this instead.
@@ -294,7 +305,7 @@ fn register_residents(input: &PlanInput, table: &mut BufferTable) {
 
 /// Assigns offsets to residents, and computes the sizes of all arenas.
 fn assign_offsets(
-    input: PlanInput,
+    (input, rank): (PlanInput, Rank),
     buffers: Vec<Buffer>,
     phases: Vec<Phase>,
     is_exported: &[bool],
@@ -325,6 +336,7 @@ fn assign_offsets(
     let [device, host, nvme] = [0, 1, 2].map(|tier: usize| residents[tier].bytes);
     PlanData {
         input,
+        rank,
         buffers,
         residents,
         phases,
@@ -336,6 +348,11 @@ fn assign_offsets(
 }
 
 impl PlanData {
+    /// The parts of a unit's state that this rank holds.
+    pub fn owned(&self, model: ModelId, unit: u32, state: ParamState) -> Vec<OwnedPart> {
+        self.input.owned(model, unit, state, self.rank)
+    }
+
     /// The index of a model's phase of this kind, if the plan has one.
     pub fn phase(&self, kind: PhaseKind, model: ModelId) -> Option<usize> {
         self.phases.iter().position(|p| p.kind == kind && p.model == model)

@@ -6,6 +6,7 @@ use lockstep_core::Axis;
 
 use crate::axes::Axes;
 use crate::buffer::{Access, BufferId};
+use crate::lane::Lane;
 
 /// The index of a model in [`crate::PlanInput::models`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -43,21 +44,6 @@ impl Span {
     pub fn elems(&self) -> usize {
         self.parts.iter().map(|p| p.end - p.start).sum()
     }
-}
-
-/// A queue of operations that run in order. Lanes run concurrently: each is a CUDA stream on a GPU, a thread on a CPU.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Lane {
-    Compute,
-    Comm,
-    Copy,
-    /// The host's cores, for work on offloaded states: they add gradients and run the optimizer.
-    Host,
-}
-
-impl Lane {
-    pub const COUNT: usize = 4;
-    pub const ALL: [Lane; Lane::COUNT] = [Lane::Compute, Lane::Comm, Lane::Copy, Lane::Host];
 }
 
 /// What an [`OpKind::Copy`] copies.
@@ -134,6 +120,8 @@ pub enum OpKind {
         micro_batch: u32,
         fresh: bool,
     },
+    /// Gives the head's outputs of the whole window to the caller, on a GPU through memory of the host.
+    Deliver,
     /// Recomputes activations that forward did not save.
     Recompute {
         unit: u32,
@@ -247,16 +235,5 @@ impl Schedule {
 impl fmt::Display for OpId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "#{}", self.0)
-    }
-}
-
-impl fmt::Display for Lane {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Lane::Compute => "compute",
-            Lane::Comm => "comm",
-            Lane::Copy => "copy",
-            Lane::Host => "host",
-        })
     }
 }

@@ -1,7 +1,7 @@
 //! Plans and engines for small models.
 
 use lockstep_config::StrategyName;
-use lockstep_core::{Bytes, DType, Mesh};
+use lockstep_core::{Bytes, DType, Mesh, Rank};
 use lockstep_device::Queue;
 use lockstep_engine::{Engine, Resources};
 use lockstep_model::KernelBackend;
@@ -91,9 +91,9 @@ impl Default for TestSetup {
     }
 }
 
-/// The plan of every rank.
+/// The plan of the first rank.
 pub fn plan(shape: &ModelShape, setup: &TestSetup) -> RunPlan {
-    build(input(shape, setup)).expect("a sound plan")
+    build(input(shape, setup), Rank(0)).expect("a sound plan")
 }
 
 /// The plan input for one model, which is trained.

@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::Duration;
 
-use lockstep_comm::{Abort, CarrierChoice, Comm, ConnectSpec, connect, thread_world};
+use lockstep_comm::{Abort, CarrierChoice, Comm, ConnectSpec, connect};
 use lockstep_core::proof::Secret;
 use lockstep_core::{Rank, Step};
 use lockstep_device::{Memory, Pool, Queue};
-use lockstep_engine::{Comms, Engine, Resources, UpdateSettings};
-use lockstep_plan::{ModelId, ParamState, RunPlan};
+use lockstep_engine::{CommUse, Comms, Engine, Resources, UpdateSettings};
+use lockstep_plan::{ModelId, ParamState, RunPlan, build};
 use lockstep_shape::ModelShape;
 
 use crate::cases::CarrierKind;
@@ -53,26 +53,32 @@ pub fn run_plan_in_world<R: Send>(
     body: &(dyn Fn(&mut Engine) -> R + Sync),
 ) -> Vec<R> {
     let world = setup.mesh.world_size();
-    let mut threads =
-        [0, 1].map(|_| thread_world(world, DEADLINE).into_iter().map(|carrier| Comm::new(Box::new(carrier))));
+    let threads = Comms::between_threads(world, DEADLINE);
     let table = ExchangeTable::new(world as usize);
     std::thread::scope(|scope| {
         let ranks: Vec<_> = (0..world)
-            .map(|rank| {
-                let [lane, host] = threads.each_mut().map(|comms| comms.next().expect("one for each rank"));
+            .zip(threads)
+            .map(|(rank, threads)| {
                 let (rank, table) = (Rank(rank), &table);
                 scope.spawn(move || {
-                    let memory = arena(plan);
-                    let connected = |choice| Comms {
-                        lane: connected(setup, rank, vec![memory.clone()], choice, table),
-                        host: connected(setup, rank, vec![], choice, table),
+                    let plan = build(plan.input.clone(), rank).expect("the same plan for another rank");
+                    let memory = arena(&plan);
+                    let connected = |choice| {
+                        Comms::connect(|purpose| {
+                            let regions = match purpose {
+                                CommUse::Lane(_) => vec![memory.clone()],
+                                CommUse::BetweenSteps => vec![],
+                            };
+                            Ok::<_, ()>(connected(setup, rank, regions, choice, table))
+                        })
+                        .unwrap()
                     };
                     let comms = (world > 1).then(|| match carrier {
-                        CarrierKind::Thread => Comms { lane, host },
+                        CarrierKind::Thread => threads,
                         CarrierKind::Shm => connected(CarrierChoice::Auto),
                         CarrierKind::Tcp => connected(CarrierChoice::Tcp),
                     });
-                    body(&mut rank_engine(plan, setup, rank, memory, comms, nvme_dir))
+                    body(&mut rank_engine(plan, setup, memory, comms, nvme_dir))
                 })
             })
             .collect();
@@ -157,9 +163,8 @@ fn arena(plan: &RunPlan) -> Arc<Memory> {
 
 /// The engine of one rank, with random parameters in all models.
 fn rank_engine(
-    plan: &RunPlan,
+    plan: RunPlan,
     setup: &TestSetup,
-    rank: Rank,
     memory: Arc<Memory>,
     comms: Option<Comms>,
     nvme_dir: Option<&Path>,
@@ -168,8 +173,7 @@ fn rank_engine(
     let models = plan.input.models.len();
     let nvme_dir = nvme_dir.map(Path::to_path_buf);
     let mut engine =
-        Engine::new(plan.clone(), Resources { rank, memory, comms, nccl: None, queue, nvme_dir })
-            .expect("a plan");
+        Engine::new(plan, Resources { memory, comms, nccl: None, queue, nvme_dir }).expect("a plan");
     for model in 0..models {
         let seed = 7 + model as u64;
         engine.model_mut(ModelId(model as u8)).initialise(seed).expect("room on the disk");

@@ -12,7 +12,6 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lockstep_comm::{Comm, ThreadCarrier, thread_world};
 use lockstep_core::Rank;
 use lockstep_data::Batch;
 use lockstep_device::{Memory, Queue};
@@ -48,8 +47,8 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// The plan of a small model on two ranks, with the given strategy instead of ddp.
-fn plan(strategy: Strategy) -> Result<RunPlan, Box<dyn Error>> {
+/// A rank's plan of a small model on two ranks, with the given strategy instead of ddp.
+fn plan(strategy: Strategy, rank: Rank) -> Result<RunPlan, Box<dyn Error>> {
     let text = "model: tiny\noutput_dir: out\nmax_length: 32\nthreads: 1\nnproc: 2\nper_device_train_batch_size: 1\n\
                 gradient_accumulation_steps: 2\n";
     let source = lockstep_config::Source { name: "custom_strategy", text };
@@ -61,34 +60,26 @@ fn plan(strategy: Strategy) -> Result<RunPlan, Box<dyn Error>> {
     let input = PlanInput { strategy, ..ddp.input.clone() };
     // `build` checks the invariants of every strategy: nothing is read before it is written, each gradient is reduced
     // once, and so on. An engine only accepts plans that pass.
-    Ok(build(input)?)
+    Ok(build(input, rank)?)
 }
 
 /// Trains three steps on two ranks. Returns the final weights as bits.
 fn train(strategy: Strategy) -> Result<Vec<u32>, Box<dyn Error>> {
-    let plan = plan(strategy)?;
-    let world = || thread_world(RANKS, Duration::from_secs(30)).into_iter();
-    let comm = |carrier: ThreadCarrier| Comm::new(Box::new(carrier));
-    let comms = world().zip(world()).map(|(lane, host)| Comms { lane: comm(lane), host: comm(host) });
+    let plans = (0..RANKS).map(|rank| plan(strategy, Rank(rank))).collect::<Result<Vec<_>, _>>()?;
+    let comms = Comms::between_threads(RANKS, Duration::from_secs(30));
     let outcomes = std::thread::scope(|scope| {
-        let ranks: Vec<_> = (0..RANKS)
-            .map(Rank)
-            .zip(comms)
-            .map(|(rank, comms)| {
-                let plan = plan.clone();
-                scope.spawn(move || run_rank(plan, rank, comms))
-            })
-            .collect();
+        let ranks = plans.into_iter().zip(comms);
+        let ranks: Vec<_> = ranks.map(|(plan, comms)| scope.spawn(move || run_rank(plan, comms))).collect();
         ranks.into_iter().map(|rank| rank.join().expect("a rank's thread")).collect::<Vec<_>>()
     });
     let mut weights = outcomes.into_iter().collect::<Result<Vec<_>, _>>()?;
     Ok(weights.swap_remove(0))
 }
 
-fn run_rank(plan: RunPlan, rank: Rank, comms: Comms) -> Result<Vec<u32>, lockstep_engine::EngineError> {
-    let queue = Queue::cpu(1);
+fn run_rank(plan: RunPlan, comms: Comms) -> Result<Vec<u32>, lockstep_engine::EngineError> {
+    let (rank, queue) = (plan.rank, Queue::cpu(1));
     let memory = Arc::new(Memory::allocate(plan.arena_bytes, queue.pool())?);
-    let resources = Resources { rank, memory, comms: Some(comms), nccl: None, queue, nvme_dir: None };
+    let resources = Resources { memory, comms: Some(comms), nccl: None, queue, nvme_dir: None };
     let mut engine = Engine::new(plan, resources)?;
     engine.model_mut(ModelId::FIRST).initialise(42)?;
     for step in 0..3 {

@@ -58,14 +58,14 @@ pub fn bench_step(
     }
     let shape = &ModelShape { lora: adapter::configured(config, shape)?, ..shape.clone() };
     let needs = ObjectiveNeeds::of(&Sft::default());
-    let plan = plan_with(config, &RunModels::single(shape), Bytes::ZERO, machine.into(), &needs)?;
+    let plan = plan_with((config, Rank(0)), &RunModels::single(shape), Bytes::ZERO, machine.into(), &needs)?;
     let (planned, parameters) = (plan.device_bytes(), plan.input.models[0].params());
     let host = plan.host_bytes;
     let rows = config.batch.per_device_train_batch_size as usize;
     let mut synthetic = SyntheticBatch::new(shape.vocab, rows, config.data.max_length as usize - 1);
     let tokens_per_step = synthetic.tokens.len() * plan.input.num_micro_batches as usize;
     let micros = f64::from(plan.input.num_micro_batches);
-    let mut engine = make_engine(config, plan, Rank(0), machine, None)?;
+    let mut engine = make_engine(config, plan, machine, None)?;
     engine.model_mut(ModelId::FIRST).initialise(config.batch.seed)?;
     let optim = &config.optim;
     let (mut seconds, mut losses) = (Vec::new(), Vec::new());

@@ -1,6 +1,6 @@
 //! Engines for inference: whole weights on one rank, for scoring and generation.
 
-use lockstep_core::{Bytes, DType};
+use lockstep_core::{Bytes, DType, Rank};
 use lockstep_device::Machine;
 use lockstep_engine::{Engine, EngineError, Resources};
 use lockstep_model::KernelBackend;
@@ -81,10 +81,7 @@ impl Inference<'_> {
             overhead_bytes: Bytes::ZERO,
             host_overhead_bytes: matches!(kernels, KernelBackend::Cuda { .. }).then_some(Bytes::ZERO),
         };
-        build(PlanInput::single_rank(
-            vec![ModelPlan::new(ModelRole::Reference, shape, settings)],
-            storage,
-            needs,
-        ))
+        let model = ModelPlan::new(ModelRole::Reference, shape, settings);
+        build(PlanInput::single_rank(vec![model], storage, needs), Rank(0))
     }
 }

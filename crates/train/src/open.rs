@@ -46,7 +46,7 @@ impl<'a> Trainer<'a> {
         let mut identity = identity(&state, config_text, &prepared)?;
         let sources = LearnerSources::of(&prepared);
         let PreparedRun { rank, plan, machine, output, mut notes, stop, .. } = prepared;
-        let (mut engine, nccl) = connect_engine(config, plan, rank, machine, connect)?;
+        let (mut engine, nccl) = connect_engine(config, plan, machine, connect)?;
         let cuda = match machine.device {
             Device::Cpu => None,
             Device::Cuda(gpu) => Some(CudaVersions::of(gpu, nccl.map(Nccl::version_text))),
@@ -227,18 +227,16 @@ fn load_state(
 pub(crate) fn make_engine(
     config: &RunConfig,
     plan: RunPlan,
-    rank: Rank,
     machine: Machine,
     connect: Option<Connect<'_>>,
 ) -> Result<Engine, TrainError> {
-    connect_engine(config, plan, rank, machine, connect).map(|(engine, _)| engine)
+    connect_engine(config, plan, machine, connect).map(|(engine, _)| engine)
 }
 
 /// Like [`make_engine`]; also returns NCCL if the ranks use it.
 fn connect_engine(
     config: &RunConfig,
     plan: RunPlan,
-    rank: Rank,
     machine: Machine,
     connect: Option<Connect<'_>>,
 ) -> Result<(Engine, Option<&'static Nccl>), TrainError> {
@@ -263,5 +261,5 @@ fn connect_engine(
     let (comms, nccl) = connection.map_or((None, None), |c| (Some(c.comms), c.nccl));
     let nvme_dir = Some(config.plan.nvme_path.clone().unwrap_or_else(|| config.output.output_dir.clone()));
     let library = nccl.as_ref().map(|spec| spec.nccl);
-    Ok((Engine::new(plan, Resources { rank, memory, comms, nccl, queue, nvme_dir })?, library))
+    Ok((Engine::new(plan, Resources { memory, comms, nccl, queue, nvme_dir })?, library))
 }

@@ -84,9 +84,10 @@ impl StepResults {
         seed: u64,
     ) -> Result<StepResults, TrainError> {
         let needs = ObjectiveNeeds::of(&Sft::default());
-        let plan = plan_with(config, &RunModels::single(shape), Bytes::ZERO, machine.into(), &needs)?;
+        let plan =
+            plan_with((config, Rank(0)), &RunModels::single(shape), Bytes::ZERO, machine.into(), &needs)?;
         let micros = f64::from(plan.input.num_micro_batches);
-        let mut engine = make_engine(config, plan, Rank(0), machine, None)?;
+        let mut engine = make_engine(config, plan, machine, None)?;
         engine.model_mut(ModelId::FIRST).initialise(seed)?;
         let mut synthetic = SyntheticBatch::new(VOCAB, 3, 128);
         let (mut losses, mut norms, mut gradients) = (Vec::new(), Vec::new(), Vec::new());

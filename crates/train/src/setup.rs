@@ -129,7 +129,7 @@ fn prepare_run(
     let needs = objective.map_or_else(|| ObjectiveNeeds::of_algorithm(config, &models), ObjectiveNeeds::of);
     // Check the memory before preparing the data, which may take minutes.
     let least = with_rows_of_at_most(config, 2);
-    let plan = plan_with(&least, &models, foreign(&least, &tokenizer, None), kernels, &needs)?;
+    let plan = plan_with((&least, rank), &models, foreign(&least, &tokenizer, None), kernels, &needs)?;
     if let Device::Cuda(gpu) = device {
         plan.check_budget(gpu.total)?;
     }
@@ -144,7 +144,8 @@ fn prepare_run(
     notes.extend(dataset.notes().iter().chain(eval.iter().flat_map(|data| data.notes())).cloned());
     let longest = dataset.max_doc_len().max(eval.as_ref().map_or(0, |eval| eval.max_doc_len()));
     let fitted = with_rows_of_at_most(config, longest);
-    let plan = plan_with(&fitted, &models, foreign(&fitted, &tokenizer, Some(&dataset)), kernels, &needs)?;
+    let plan =
+        plan_with((&fitted, rank), &models, foreign(&fitted, &tokenizer, Some(&dataset)), kernels, &needs)?;
     if let Device::Cuda(gpu) = device {
         plan.check_budget(gpu.total)?;
     }
@@ -351,7 +352,7 @@ pub fn model_shape(config: &RunConfig, tokenizer: &Tokenizer) -> Result<ModelSha
     Ok(shape)
 }
 
-/// Builds the plan of a configuration.
+/// Builds the first rank's plan of a configuration.
 pub fn plan_for(
     config: &RunConfig,
     models: &RunModels,
@@ -360,18 +361,18 @@ pub fn plan_for(
     kernels: KernelBackend,
 ) -> Result<RunPlan, TrainError> {
     let needs = ObjectiveNeeds::of_algorithm(config, models);
-    plan_with(config, models, foreign(config, tokenizer, dataset), kernels, &needs)
+    plan_with((config, Rank(0)), models, foreign(config, tokenizer, dataset), kernels, &needs)
 }
 
-/// Builds a plan. `process`: the memory of the process besides the plan's arenas.
+/// Builds a rank's plan. `process`: the memory of the process besides the plan's arenas.
 pub(crate) fn plan_with(
-    config: &RunConfig,
+    (config, rank): (&RunConfig, Rank),
     models: &RunModels,
     process: Bytes,
     kernels: KernelBackend,
     objective: &ObjectiveNeeds,
 ) -> Result<RunPlan, TrainError> {
-    let plan = build(plan_input(config, models, process, kernels, objective)?)?;
+    let plan = build(plan_input(config, models, process, kernels, objective)?, rank)?;
     if let Some(budget) = budget(config) {
         plan.check_budget(budget)?;
     }

@@ -8,7 +8,7 @@ use lockstep_comm::{Abort, Call, CallKind, Carrier, Comm, CommError, thread_worl
 use lockstep_core::Rank;
 use lockstep_data::Batch;
 use lockstep_device::{Device, View};
-use lockstep_engine::Comms;
+use lockstep_engine::{CommUse, Comms};
 use lockstep_observe::NoProgress;
 use lockstep_plan::{ModelId, OpKind, PhaseKind, RunPlan};
 use lockstep_train::{
@@ -160,7 +160,14 @@ fn overlaps(folder: &Path, strategy: &str) -> bool {
                     let prepared = prepare_for(config, lane.rank(), Device::Cpu, &objective).unwrap();
                     let (tag, seen) = (last_publish(&prepared.plan), Arc::default());
                     let delayed = DelayingCarrier { inner: lane, tag, progress, seen: Arc::clone(&seen) };
-                    let comms = Comms { lane: Comm::new(Box::new(delayed)), host: Comm::new(Box::new(host)) };
+                    let (mut lane, mut host) = (Some(delayed), Some(host));
+                    let comms = Comms::connect(|purpose| {
+                        Ok::<_, ()>(match purpose {
+                            CommUse::Lane(_) => Comm::new(Box::new(lane.take().unwrap())),
+                            CommUse::BetweenSteps => Comm::new(Box::new(host.take().unwrap())),
+                        })
+                    });
+                    let comms = comms.unwrap();
                     let connect = Box::new(move |_: &_| Ok(Connection { comms, nccl: None }));
                     train_with(config, text, prepared, Some(connect), &mut objective, &mut NoProgress)
                         .unwrap();

@@ -3,7 +3,8 @@
 use crate::buffer::{Access, BufferId, BufferKind};
 use crate::builder::{IN_FLIGHT, StepBuilder};
 use crate::input::AccumulationOrder;
-use crate::schedule::{Lane, OpId, OpKind};
+use crate::lane::Lane;
+use crate::schedule::{OpId, OpKind};
 
 impl StepBuilder<'_> {
     /// Forward of a unit of the body. The first one also copies the batch to the device.
@@ -51,15 +52,14 @@ impl StepBuilder<'_> {
     /// The head and the objective: one fused pass if the coefficients do not depend on the head's outputs.
     pub fn head(&mut self, micro_batch: u32) -> OpId {
         let [inputs, _] = self.inputs();
-        let (outputs, coefficients) = (
-            self.per_token(BufferKind::Outputs { in_flight: IN_FLIGHT }),
-            self.per_token(BufferKind::Coefficients { in_flight: IN_FLIGHT }),
-        );
+        let window = self.num_micro_batches();
+        let (outputs, coefficients) =
+            (self.per_token(BufferKind::Outputs, window), self.per_token(BufferKind::Coefficients, window));
         let ahead = self.input.coefficients_ahead;
         if !ahead {
-            self.head_score(micro_batch);
+            self.head_score(micro_batch, window);
         }
-        let mut accesses = vec![(inputs, Access::Read), (coefficients, Access::Define)];
+        let mut accesses = vec![(inputs, Access::Read), (coefficients, Self::writes_window(micro_batch))];
         // Updated, because the host moves them from the head's rows to their positions.
         accesses.extend((!ahead).then_some((outputs, Access::Update)));
         self.emit(OpKind::Objective { micro_batch }, Lane::Compute, accesses, &[]);
@@ -67,7 +67,7 @@ impl StepBuilder<'_> {
         let fresh = self.fresh(micro_batch);
         let mut accesses = self.head_accesses();
         accesses.push((coefficients, Access::Read));
-        accesses.push((outputs, if ahead { Access::Define } else { Access::Update }));
+        accesses.push((outputs, if ahead { Self::writes_window(micro_batch) } else { Access::Update }));
         accesses.push((self.residual_grad(), Access::Define));
         let trained = self.trained_by_head();
         for unit in trained.iter().copied() {
@@ -82,7 +82,15 @@ impl StepBuilder<'_> {
         let after = self.gradient_buffer_waits(&trained);
         let id = self.emit(kind, Lane::Compute, accesses, &after);
         self.fetch_next_gradient(self.head_unit(), micro_batch);
+        if micro_batch + 1 == window {
+            self.deliver(outputs);
+        }
         id
+    }
+
+    pub(super) fn deliver(&mut self, outputs: BufferId) {
+        // Updated, because the host moves them from the head's rows to their positions.
+        self.emit(OpKind::Deliver, Lane::Compute, vec![(outputs, Access::Update)], &[]);
     }
 
     /// The units whose gradients the head's backward writes.
@@ -91,10 +99,10 @@ impl StepBuilder<'_> {
         units.into_iter().flatten().filter(|u| self.trained_elems(*u) > 0).collect()
     }
 
-    /// The head's forward, without a backward.
-    pub(super) fn head_score(&mut self, micro_batch: u32) -> OpId {
+    /// The head's forward, without a backward, in a window of so many micro-batches.
+    pub(super) fn head_score(&mut self, micro_batch: u32, window: u32) -> OpId {
         let mut accesses = self.head_accesses();
-        accesses.push((self.per_token(BufferKind::Outputs { in_flight: IN_FLIGHT }), Access::Define));
+        accesses.push((self.per_token(BufferKind::Outputs, window), Self::writes_window(micro_batch)));
         self.emit(OpKind::HeadForward { micro_batch }, Lane::Compute, accesses, &[])
     }
 

@@ -6,7 +6,8 @@ use lockstep_core::fold::fold_scratch_elems;
 use crate::buffer::{Access, BufferKind, ParamState};
 use crate::builder::{PassKind, StepBuilder, UnitPass};
 use crate::input::AccumulationOrder;
-use crate::schedule::{Lane, OpId, OpKind, ReduceInto, SpanPart};
+use crate::lane::Lane;
+use crate::schedule::{OpId, OpKind, ReduceInto, SpanPart};
 
 impl StepBuilder<'_> {
     /// Whether a unit's gradient is reduced or offloaded after backward of `micro_batch`.

@@ -20,7 +20,8 @@ use lockstep_core::DType;
 use crate::buffer::{Access, Buffer, BufferId, BufferKind, InFlight, MemoryTier, ParamState};
 use crate::happens_before::{HappensBefore, waits_in_run};
 use crate::input::{AccumulationOrder, ModelPlan, PlanInput};
-use crate::schedule::{Lane, ModelId, Op, OpId, OpKind, Schedule, Span, SpanId, SpanPart, Wait};
+use crate::lane::Lane;
+use crate::schedule::{ModelId, Op, OpId, OpKind, Schedule, Span, SpanId, SpanPart, Wait};
 use crate::unit_layout::UnitLayout;
 
 /// One micro-batch is in flight at a time.
@@ -191,7 +192,12 @@ impl<'a> StepBuilder<'a> {
         match kind {
             PassKind::Forward(unit) => self.forward(unit, micro_batch),
             PassKind::Head => self.head(micro_batch),
-            PassKind::Score => self.head_score(micro_batch),
+            PassKind::Score => {
+                let head = self.head_score(micro_batch, 1);
+                let outputs = self.per_token(BufferKind::Outputs, 1);
+                self.deliver(outputs);
+                head
+            }
             PassKind::Backward(unit) => self.backward(unit, micro_batch),
         }
     }
@@ -384,10 +390,15 @@ impl<'a> StepBuilder<'a> {
         ]
     }
 
-    /// A buffer of one number per token and channel.
-    fn per_token(&mut self, kind: BufferKind) -> BufferId {
-        let plan = self.plan();
-        self.device(kind, plan.channels.count() * plan.bounds.tokens, DType::F32)
+    /// A buffer of one number per token and channel of `micro_batches`.
+    fn per_token(&mut self, kind: BufferKind, micro_batches: u32) -> BufferId {
+        let elems = micro_batches as usize * self.plan().per_token_elems();
+        self.device(kind, elems, DType::F32)
+    }
+
+    /// How the first operation of a micro-batch accesses a buffer over the window: the first one defines it.
+    fn writes_window(micro_batch: u32) -> Access {
+        if micro_batch == 0 { Access::Define } else { Access::Update }
     }
 
     fn layout(&self, unit: u32) -> &UnitLayout {

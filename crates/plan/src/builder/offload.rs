@@ -11,7 +11,8 @@ use lockstep_core::{ALIGN_ELEMS, DType};
 use crate::buffer::{Access, BufferId, BufferKind, MemoryTier, ParamState};
 use crate::builder::StepBuilder;
 use crate::input::AccumulationOrder;
-use crate::schedule::{CopyEnd, CopyPayload, Lane, OpId, OpKind, SpanPart};
+use crate::lane::Lane;
+use crate::schedule::{CopyEnd, CopyPayload, OpId, OpKind, SpanPart};
 
 /// A shard is added in pieces of at least 2 MiB of f32, and in at most `MAX_PIECES` pieces.
 const MIN_PIECE_ELEMS: usize = 1 << 19;

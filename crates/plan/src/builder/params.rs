@@ -2,7 +2,8 @@
 
 use crate::buffer::{Access, BufferId, BufferKind, MemoryTier, ParamState};
 use crate::builder::{StepBuilder, UnitPass};
-use crate::schedule::{CopyEnd, CopyPayload, Lane, OpId, OpKind};
+use crate::lane::Lane;
+use crate::schedule::{CopyEnd, CopyPayload, OpId, OpKind};
 
 impl StepBuilder<'_> {
     /// Gathers a unit's parameters, unless they are gathered already. `after` is a release that must come first.

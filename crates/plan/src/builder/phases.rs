@@ -4,7 +4,8 @@ use lockstep_core::DType;
 
 use crate::buffer::{Access, BufferKind};
 use crate::builder::{IN_FLIGHT, PassKind, StepBuilder};
-use crate::schedule::{Lane, OpKind};
+use crate::lane::Lane;
+use crate::schedule::OpKind;
 
 impl StepBuilder<'_> {
     /// Forward only, for scoring and evaluation.
@@ -30,7 +31,7 @@ impl StepBuilder<'_> {
         }
         let [inputs, tables] = self.inputs();
         let mut defined = vec![cache, inputs, self.scratch(), self.residual(1), self.residual(2)];
-        defined.push(self.per_token(BufferKind::Outputs { in_flight: IN_FLIGHT }));
+        defined.push(self.per_token(BufferKind::Outputs, 1));
         // All blocks share one buffer, as large as the largest block needs.
         let blocks = self.body().skip(1);
         let saved = blocks.map(|unit| self.layout(unit).saved).max().unwrap_or_default();

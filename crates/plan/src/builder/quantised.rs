@@ -2,7 +2,8 @@
 
 use crate::buffer::{Access, BufferId, BufferKind, ParamState};
 use crate::builder::StepBuilder;
-use crate::schedule::{Lane, OpKind};
+use crate::lane::Lane;
+use crate::schedule::OpKind;
 
 impl StepBuilder<'_> {
     /// Whether some of a unit's parameters have 4 bits.

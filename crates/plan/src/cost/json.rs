@@ -10,8 +10,8 @@ use crate::cost::prediction::Prediction;
 use crate::cost::rates::{GemmTile, MatmulRates, Rates};
 use crate::cost::scaling::{ScalingRow, ScalingTable};
 use crate::cost::strategies::{RunChoices, StrategyRow, StrategyTable};
+use crate::lane::Lane;
 use crate::memory_table::{MemoryBreakdown, MemoryGroup, TierBytes};
-use crate::schedule::Lane;
 
 pub fn strategies_json(table: &StrategyTable) -> Value {
     let row = |row: &StrategyRow| {

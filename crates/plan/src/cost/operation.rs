@@ -6,8 +6,9 @@ use crate::axes::Axes;
 use crate::buffer::{MemoryTier, ParamState};
 use crate::cost::collective::Collective;
 use crate::cost::work::{Gemm, UnitWork, Work};
-use crate::run_plan::{Phase, PlanData};
-use crate::schedule::{CopyEnd, CopyPayload, Lane, Op, OpKind, ReduceInto, SpanId};
+use crate::lane::{Lane, LaneProcessor};
+use crate::run_plan::{Phase, PhaseKind, PlanData};
+use crate::schedule::{CopyEnd, CopyPayload, Op, OpKind, ReduceInto, SpanId};
 
 /// The slowest link that a copy passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,6 +69,14 @@ pub fn demand(plan: &PlanData, phase: &Phase, op: &Op) -> OpDemand {
             let model = operands.model();
             let elems = 2 * model.bounds.tokens * model.channels.count();
             OpDemand::Device(Work::streaming((elems * DType::F32.size()) as f64))
+        }
+        OpKind::Deliver => {
+            let window = match phase.kind {
+                PhaseKind::Train => plan.input.num_micro_batches as usize,
+                PhaseKind::Score | PhaseKind::Generate => 1,
+            };
+            let elems = window * operands.model().per_token_elems();
+            operands.copy(MemoryTier::Device, MemoryTier::Host, Elems(elems as u64).bytes(DType::F32))
         }
         OpKind::Dequantise { unit } => OpDemand::Device(operands.dequantisation(unit)),
         OpKind::Gather { span, axes: [], .. } => {
@@ -239,9 +248,9 @@ impl Operands<'_> {
 
     /// A pass over so many bytes, by the processor that runs the lane.
     fn on_lane(&self, lane: Lane, bytes: f64) -> OpDemand {
-        match lane {
-            Lane::Host => OpDemand::Host { bytes },
-            Lane::Compute | Lane::Comm | Lane::Copy => OpDemand::Device(Work::streaming(bytes)),
+        match lane.spec().processor {
+            LaneProcessor::Host => OpDemand::Host { bytes },
+            LaneProcessor::Device => OpDemand::Device(Work::streaming(bytes)),
         }
     }
 

@@ -7,8 +7,8 @@ use crate::cost::operation::{CopyLink, OpDemand, demand};
 use crate::cost::rates::Rates;
 use crate::cost::simulate::{OpTime, Simulation, Straggler, simulate};
 use crate::input::ModelPlan;
+use crate::lane::Lane;
 use crate::run_plan::{Phase, PhaseKind, PlanData};
-use crate::schedule::Lane;
 
 /// The predicted time of one phase.
 #[derive(Clone, Debug, PartialEq)]

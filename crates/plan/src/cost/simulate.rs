@@ -4,7 +4,8 @@
 //! straggler is a second one. Collectives begin when both have arrived. Several runs follow each other, because waits
 //! may point into the previous run and updates overlap the next forward.
 
-use crate::schedule::{Lane, Schedule, Wait};
+use crate::lane::Lane;
+use crate::schedule::{Schedule, Wait};
 
 /// Runs before the measurement, so that what overlaps the previous run does so.
 const WARM_UP_RUNS: usize = 4;

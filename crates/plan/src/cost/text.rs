@@ -11,7 +11,7 @@ use crate::cost::scaling::{ScalingRow, ScalingTable};
 use crate::cost::strategies::{RunChoices, StrategyRow, StrategyTable};
 use crate::cost::table::{columns, count_text, percent_text, seconds_text};
 use crate::input::RecomputePolicy;
-use crate::schedule::Lane;
+use crate::lane::Lane;
 
 /// The table of all strategies: device memory of a rank by kind, bytes that a rank sends, predicted times. `*` marks
 /// the chosen one.

@@ -14,7 +14,7 @@ fn input() -> PlanInput {
 fn device_bytes(bounds: GenerationBounds) -> Bytes {
     let mut input = input();
     input.models[0].generation = Some(bounds);
-    build(input).unwrap().device_bytes()
+    build(input, Rank(0)).unwrap().device_bytes()
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn a_budget_decides_the_number_of_pages() {
 
 #[test]
 fn without_a_budget_generation_uses_the_memory_of_training() {
-    let without = build(input()).unwrap().device_bytes();
+    let without = build(input(), Rank(0)).unwrap().device_bytes();
     let found = input().generation_bounds(ModelId::FIRST, WANTED, None).unwrap();
     assert!(found.pages > 10 && found.pages < 400, "{found:?}");
     let (with, one_more) = (device_bytes(found), device_bytes(found.with_pages(found.pages + 1, PAGE)));

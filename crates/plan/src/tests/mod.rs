@@ -14,7 +14,7 @@ mod strategy_memory;
 mod violations;
 
 use lockstep_config::StrategyName;
-use lockstep_core::{Bytes, DType, Mesh};
+use lockstep_core::{Bytes, DType, Mesh, Rank};
 use lockstep_shape::{Channels, Freeze, ModelShape, Recompute};
 
 use crate::{
@@ -134,7 +134,7 @@ impl TestSetup {
     }
 
     fn plan(&self) -> RunPlan {
-        build(self.input()).expect("a valid plan")
+        build(self.input(), Rank(0)).expect("a valid plan")
     }
 }
 

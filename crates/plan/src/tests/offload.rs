@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use lockstep_config::StrategyName;
-use lockstep_core::{Bytes, DType};
+use lockstep_core::{Bytes, DType, Rank};
 use lockstep_shape::Recompute;
 
 use crate::AccumulationOrder::{Local, Reduced};
@@ -186,7 +186,7 @@ fn gradients_may_be_offloaded_late() {
         for (num_micro_batches, order) in [(1, Local), (3, Local), (3, Reduced)] {
             let setup = deep(StrategyName::Ddp, shard)
                 .with(|s| (s.num_micro_batches, s.order) = (num_micro_batches, Some(order)));
-            let plan = build(crate::PlanInput { strategy: reduce_last, ..setup.input() }).unwrap();
+            let plan = build(crate::PlanInput { strategy: reduce_last, ..setup.input() }, Rank(0)).unwrap();
             let phase = train_phase(&plan);
             assert_eq!(check(&phase.schedule, &plan.buffers, &phase.memory), []);
             assert_eq!(check_training(&phase.schedule, &plan.input), []);
@@ -249,7 +249,7 @@ fn optimizer_states_fill_the_budget() {
         s.tokens = 4 * 2048;
         (s.storage, s.recompute, s.optimizer_tier) = (DType::BF16, Recompute::Full.into(), MemoryTier::Host);
     });
-    let plan = build(setup.input().with_most_units_on_device(budget)).unwrap();
+    let plan = build(setup.input().with_most_units_on_device(budget), Rank(0)).unwrap();
     let stay = plan.input.models[0].placements.optimizer_units_on_device;
     let words = format!("{stay} units, {}:\n{}", plan.device_bytes(), memory_table(&plan));
     assert!(stay > 6 && plan.device_bytes() <= budget, "{words}");

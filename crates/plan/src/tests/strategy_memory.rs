@@ -1,7 +1,7 @@
 //! How much memory each strategy needs.
 
 use lockstep_config::StrategyName;
-use lockstep_core::{Axis, Bytes, DType};
+use lockstep_core::{Axis, Bytes, DType, Rank};
 use lockstep_shape::Recompute;
 
 use crate::{
@@ -212,7 +212,7 @@ fn a_frozen_model_has_a_score_phase() {
     input.models.retain(|m| matches!(m.role, ModelRole::Policy | ModelRole::Reference));
     input.models[0].generation = None;
     input.models[0].scores = false;
-    let names: Vec<String> = build(input).unwrap().phases.iter().map(|p| p.name.clone()).collect();
+    let names: Vec<String> = build(input, Rank(0)).unwrap().phases.iter().map(|p| p.name.clone()).collect();
     assert_eq!(names, ["score reference", "train policy"]);
 }
 
@@ -247,7 +247,7 @@ fn a_budget_decides_how_much_is_recomputed() {
     for (n, size) in sizes[..12].iter().enumerate() {
         let chosen = setup.input().with_least_recompute(*size);
         assert_eq!(chosen.models[0].recompute, RecomputePolicy::nth(n as u32, 6));
-        assert_eq!(build(chosen).unwrap().device_bytes(), *size);
+        assert_eq!(build(chosen, Rank(0)).unwrap().device_bytes(), *size);
         let less = setup.input().with_least_recompute(*size - Bytes(1));
         assert_eq!(less.models[0].recompute, RecomputePolicy::nth(n as u32 + 1, 6));
     }

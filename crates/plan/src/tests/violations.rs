@@ -1,7 +1,7 @@
 //! Tests that `check` finds what is wrong with plans that are broken on purpose.
 
 use lockstep_config::StrategyName;
-use lockstep_core::Bytes;
+use lockstep_core::{Bytes, Rank};
 
 use crate::check::{check, check_phase};
 use crate::run_plan::lay_out;
@@ -108,7 +108,8 @@ fn a_strategy_without_reductions_is_rejected() {
         b.clip_and_update();
     }
     let input = TestSetup::new("tiny", StrategyName::Ddp, 1, 2).input();
-    let error = build(PlanInput { strategy: without_reductions, ..input }).expect_err("nothing is reduced");
+    let error =
+        build(PlanInput { strategy: without_reductions, ..input }, Rank(0)).expect_err("nothing is reduced");
     let PlanError::InvalidSchedule { phase, violations } = &error else { panic!("{error}") };
     assert_eq!(phase, "train");
     assert!(

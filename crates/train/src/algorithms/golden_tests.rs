@@ -164,8 +164,8 @@ fn engine(config: &RunConfig) -> (RunModels, Engine) {
     let models = RunModels::of(config, &Tokenizer::none(VOCAB)).unwrap();
     let machine = Machine::cpu(1);
     let needs = ObjectiveNeeds::of_algorithm(config, &models);
-    let plan = plan_with(config, &models, Bytes::ZERO, machine.into(), &needs).unwrap();
-    let mut engine = make_engine(config, plan, Rank(0), machine, None).unwrap();
+    let plan = plan_with((config, Rank(0)), &models, Bytes::ZERO, machine.into(), &needs).unwrap();
+    let mut engine = make_engine(config, plan, machine, None).unwrap();
     for id in models.ids() {
         models.load(&mut engine, id, 1).unwrap();
     }

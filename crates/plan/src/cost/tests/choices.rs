@@ -154,7 +154,7 @@ fn assert_suggestions_fit(workload: &Workload<'_>, machine: &Machine) -> crate::
         let plan = changed.lay_out(machine);
         assert_eq!(plan.device_bytes(), suggestion.device);
         assert!(suggestion.device <= machine.budget, "{:?}", suggestion.changes);
-        let checked: Result<_, PlanError> = build(plan.input.clone());
+        let checked: Result<_, PlanError> = build(plan.input.clone(), plan.rank);
         assert_eq!(checked.expect("a valid plan").device_bytes(), suggestion.device);
     }
     refusal
