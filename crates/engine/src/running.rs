@@ -83,6 +83,8 @@ pub struct LaneOperation {
     /// The name of the lane.
     pub lane: String,
     pub operation: String,
+    /// Whether it ends only when other ranks take part.
+    pub collective: bool,
     pub seconds: f64,
 }
 
@@ -104,11 +106,13 @@ impl LaneMonitor {
         let of_lane = |lane: &Lane| {
             let (phase, op, seconds) = self.running.of(*lane)?;
             let operation = self.names.get(phase)?.get(op)?.clone();
-            Some(LaneOperation { lane: lane.to_string(), operation, seconds })
+            let collective = lane.spec().communicates;
+            Some(LaneOperation { lane: lane.to_string(), operation, collective, seconds })
         };
         let call = self.running.call().as_ref().map(|(what, since)| LaneOperation {
             lane: BETWEEN_STEPS.into(),
             operation: what.clone(),
+            collective: true,
             seconds: since.elapsed().as_secs_f64(),
         });
         Lane::ALL.iter().filter_map(of_lane).chain(call).collect()
@@ -140,6 +144,7 @@ mod tests {
             monitor.operations().into_iter().map(|one| (one.lane, one.operation)).collect();
         let expected = [("compute", "#0 forward"), ("comm", "#1 all-reduce")];
         assert_eq!(now, expected.map(|(lane, operation)| (lane.to_owned(), operation.to_owned())));
+        assert_eq!(monitor.operations().iter().map(|one| one.collective).collect::<Vec<_>>(), [false, true]);
         assert!(monitor.operations().iter().all(|one| (0.0..600.0).contains(&one.seconds)));
         Lane::ALL.iter().for_each(|lane| running.end(*lane));
         let during = running.between_steps("losses", || monitor.operations());

@@ -36,15 +36,10 @@ pub struct RunningOperation {
     /// `compute`, `comm`, `copy`, `host`, or `between steps`.
     pub lane: String,
     pub operation: String,
+    /// Whether it ends only when other ranks take part.
+    pub collective: bool,
     /// Since it has begun.
     pub seconds: f64,
-}
-
-impl RunningOperation {
-    /// Whether it ends only when other ranks take part.
-    pub fn is_collective(&self) -> bool {
-        matches!(&*self.lane, "comm" | "between steps")
-    }
 }
 
 /// Ranks write about once a second; one that has written nothing for longer than this hangs or has ended.
@@ -65,7 +60,8 @@ impl RankStatus {
         let path = RankStatus::path(dir, self.rank);
         let operation = |one: &RunningOperation| {
             let text: String = one.operation.chars().take(MAX_OPERATION_CHARS).collect();
-            json!({ "lane": one.lane, "operation": text, "seconds": (one.seconds * 1e3).round() / 1e3 })
+            let seconds = (one.seconds * 1e3).round() / 1e3;
+            json!({ "lane": one.lane, "operation": text, "collective": one.collective, "seconds": seconds })
         };
         let operations: Vec<Value> = self.operations.iter().map(operation).collect();
         let object = json!({
@@ -114,6 +110,7 @@ impl RankStatus {
         let of_lane = |one: &Value| RunningOperation {
             lane: text(one, "lane"),
             operation: text(one, "operation"),
+            collective: one["collective"] == true,
             seconds: one["seconds"].as_f64().unwrap_or_default(),
         };
         let object = Value::Object(object);
@@ -141,6 +138,7 @@ mod tests {
         let operation = |lane: &str, operation: &str| RunningOperation {
             lane: lane.into(),
             operation: operation.into(),
+            collective: lane == "comm",
             seconds: 1.5,
         };
         let status = RankStatus {
@@ -160,7 +158,7 @@ mod tests {
         let read = RankStatus::read_all(dir.path(), 3);
         assert_eq!(read.len(), 1, "rank 3 is of another run");
         assert_eq!(RankStatus { age: Duration::ZERO, ..read[0].clone() }, status);
-        assert!(read[0].operations[0].is_collective() && !read[0].operations[1].is_collective());
+        assert!(read[0].operations[0].collective && !read[0].operations[1].collective);
         fs::write(dir.path().join("status/rank-0.json"), "{\"pid\": \"x\", \"operations\": 3}").unwrap();
         fs::write(dir.path().join("status/rank-2.json"), "{").unwrap();
         assert_eq!(RankStatus::read_all(dir.path(), 4).iter().map(|s| s.rank).collect::<Vec<_>>(), [0, 1, 3]);
@@ -174,7 +172,12 @@ mod tests {
     #[test]
     fn names_of_operations_are_bounded() {
         let dir = tempfile::tempdir().unwrap();
-        let long = RunningOperation { lane: "comm".into(), operation: "é".repeat(1000), seconds: 0.0 };
+        let long = RunningOperation {
+            lane: "comm".into(),
+            operation: "é".repeat(1000),
+            collective: true,
+            seconds: 0.0,
+        };
         RankStatus { operations: vec![long], ..RankStatus::default() }.write(dir.path()).unwrap();
         let read = RankStatus::read_all(dir.path(), 1);
         assert_eq!(read[0].operations[0].operation.chars().count(), MAX_OPERATION_CHARS);

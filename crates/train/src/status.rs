@@ -62,6 +62,7 @@ fn write_until_end(rank: u32, dir: &Path, monitor: &LaneMonitor, step: &AtomicU6
         let running = monitor.operations().into_iter().map(|one| RunningOperation {
             lane: one.lane,
             operation: one.operation,
+            collective: one.collective,
             seconds: one.seconds,
         });
         let status = RankStatus {

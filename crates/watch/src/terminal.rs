@@ -73,7 +73,7 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// The screen to draw on next, empty.
+    /// The area of the terminal now: it may have been resized.
     pub(crate) fn area(&self) -> Rect {
         let (width, height) = terminal_size().unwrap_or((80, 24));
         Rect::new(0, 0, width, height)

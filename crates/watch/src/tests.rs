@@ -95,7 +95,12 @@ fn status(rank: u32, lane: &str, operation: &str, seconds: f64) -> RankStatus {
         host: "alpha".into(),
         pid: 4000 + rank,
         step: 120,
-        operations: vec![RunningOperation { lane: lane.into(), operation: operation.into(), seconds }],
+        operations: vec![RunningOperation {
+            lane: lane.into(),
+            operation: operation.into(),
+            collective: matches!(lane, "comm" | "between steps"),
+            seconds,
+        }],
         age: Duration::from_millis(400),
     }
 }

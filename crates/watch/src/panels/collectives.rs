@@ -21,7 +21,7 @@ struct InFlight<'a> {
 }
 
 fn collective(status: &RankStatus) -> Option<&RunningOperation> {
-    status.operations.iter().find(|one| one.is_collective())
+    status.operations.iter().find(|one| one.collective)
 }
 
 fn in_flight(statuses: &[RankStatus]) -> Vec<InFlight<'_>> {
