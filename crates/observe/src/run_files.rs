@@ -464,7 +464,6 @@ mod tests {
             config: "a: \"b\"\n".into(),
             settings: [("max_steps".to_string(), "3".to_string())].into(),
             ranks: 2,
-            command: "lockstep train a.yaml".into(),
             planned_memory_bytes: [("gradients".to_string(), 7)].into(),
             all_settings: vec![SettingRow {
                 key: "seed".into(),

@@ -33,7 +33,7 @@ mod tests {
 
     #[test]
     fn nothing_is_written() {
-        let error = super::CompressorWriter::new(Vec::new(), 1, 1, 1).write_all(b"text").unwrap_err();
+        let error = super::CompressorWriter::new(Vec::<u8>::new(), 1, 1, 1).write_all(b"text").unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::Unsupported);
     }
 }
