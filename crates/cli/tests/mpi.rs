@@ -16,20 +16,16 @@ use crate::worlds::Hosts;
 /// Gradients of SGD change the weights in proportion, so that weights agree as far as gradients do.
 const BASE: [&str; 4] = ["threads=1", "max_steps=4", "optim=sgd", "learning_rate=0.5"];
 
-/// The library's folder and its mpiexec. `None`, with the reason printed: there is none.
-fn installed() -> Option<(PathBuf, PathBuf)> {
-    let skipped = |why: &str| {
-        println!("skipped: {why} (.ci/mpi installs MPICH and prints the folder for LOCKSTEP_MPI_DIR)");
-        None
-    };
-    let Some(folder) = std::env::var_os("LOCKSTEP_MPI_DIR").map(PathBuf::from) else {
-        return skipped("LOCKSTEP_MPI_DIR is not set");
-    };
+/// The mpiexec of the library, or why there is none.
+fn installed() -> Result<PathBuf, String> {
+    let remedy = ".ci/mpi installs MPICH and prints the folder for LOCKSTEP_MPI_DIR";
+    let folder = std::env::var_os("LOCKSTEP_MPI_DIR").map(PathBuf::from);
+    let folder = folder.ok_or_else(|| format!("LOCKSTEP_MPI_DIR is not set ({remedy})"))?;
     let mpiexec = folder.with_file_name("bin").join("mpiexec");
-    if !folder.join("libmpi_abi.so.1").exists() || !mpiexec.exists() {
-        return skipped(&format!("{} has no MPI library, or no mpiexec beside it", folder.display()));
+    if folder.join("libmpi_abi.so.1").exists() && mpiexec.exists() {
+        return Ok(mpiexec);
     }
-    Some((folder, mpiexec))
+    Err(format!("{} has no MPI library, or no mpiexec beside it ({remedy})", folder.display()))
 }
 
 /// The environment that a folder's commands have.
@@ -97,7 +93,10 @@ fn over_shared_memory(ranks: &str, settings: &[&str]) -> Outcome {
 
 #[test]
 fn every_strategy_agrees_with_shared_memory_to_rounding() {
-    let Some((_, mpiexec)) = installed() else { return };
+    let mpiexec = match installed() {
+        Ok(mpiexec) => mpiexec,
+        Err(why) => return println!("skipped: {why}"),
+    };
     for ranks in [2, 4] {
         let expected = over_shared_memory(&ranks.to_string(), &[]);
         for strategy in ["ddp", "zero1", "zero2", "zero3", "full_shard", "shard_grad_op"] {
@@ -112,7 +111,10 @@ fn every_strategy_agrees_with_shared_memory_to_rounding() {
 /// Two nodes of two ranks, as far as the variables say; MPI sees one host.
 #[test]
 fn shards_within_nodes() {
-    let Some((_, mpiexec)) = installed() else { return };
+    let mpiexec = match installed() {
+        Ok(mpiexec) => mpiexec,
+        Err(why) => return println!("skipped: {why}"),
+    };
     let expected = over_shared_memory("4", &[]);
     let folder = Folder::new(RUN);
     let nodes = "export RANK=$PMI_RANK WORLD_SIZE=4 LOCAL_WORLD_SIZE=2 LOCAL_RANK=$((PMI_RANK % 2)) \
@@ -126,8 +128,8 @@ fn shards_within_nodes() {
 /// Our own launcher starts mpiexec, and gathers move bf16.
 #[test]
 fn half_precision_through_our_launcher() {
-    if installed().is_none() {
-        return;
+    if let Err(why) = installed() {
+        return println!("skipped: {why}");
     }
     let half = ["mixed_precision=bf16", "strategy=zero3"];
     let expected = over_shared_memory("2", &half);
@@ -140,18 +142,11 @@ fn half_precision_through_our_launcher() {
     }
 }
 
-/// Two hosts with names and addresses of their own. `None`, with the reason printed: they cannot be made.
-fn two_hosts(tag: &str, folder: &Folder) -> Option<Hosts> {
-    let hosts = match Hosts::make(tag) {
-        Ok(hosts) => hosts,
-        Err(why) => {
-            println!("skipped: network namespaces cannot be made here ({why})");
-            return None;
-        }
-    };
+/// Two hosts with names and addresses of their own, or why they cannot be made.
+fn two_hosts(tag: &str, folder: &Folder) -> Result<Hosts, String> {
+    let hosts = Hosts::make(tag).map_err(|why| format!("network namespaces cannot be made here ({why})"))?;
     if !Command::new("unshare").args(["--uts", "true"]).status().is_ok_and(|status| status.success()) {
-        println!("skipped: a host's name cannot be changed here (unshare --uts)");
-        return None;
+        return Err("a host's name cannot be changed here (unshare --uts)".into());
     }
     // mpiexec starts its proxies through this, in place of ssh: options, the host and the command.
     let [first, second] = Hosts::ADDRESSES;
@@ -164,7 +159,7 @@ fn two_hosts(tag: &str, folder: &Folder) -> Option<Hosts> {
     folder.write("enter", enter);
     assert!(Command::new("chmod").arg("755").arg(folder.path("enter")).status().unwrap().success());
     folder.write("hosts", format!("{first}\n{second}\n"));
-    Some(hosts)
+    Ok(hosts)
 }
 
 /// A command on the first host, whose mpiexec starts ranks on both.
@@ -183,9 +178,15 @@ fn on_first_host(hosts: &Hosts, folder: &Folder, args: &[&str]) -> Command {
 /// Nothing but MPI tells a rank where rank 0 is.
 #[test]
 fn two_hosts_find_each_other_through_mpi() {
-    let Some((_, mpiexec)) = installed() else { return };
+    let mpiexec = match installed() {
+        Ok(mpiexec) => mpiexec,
+        Err(why) => return println!("skipped: {why}"),
+    };
     let folder = Folder::new(RUN);
-    let Some(hosts) = two_hosts("m", &folder) else { return };
+    let hosts = match two_hosts("m", &folder) {
+        Ok(hosts) => hosts,
+        Err(why) => return println!("skipped: {why}"),
+    };
     let expected = over_shared_memory("4", &[]);
     for strategy in ["hybrid_shard", "zero3"] {
         let program =
@@ -205,11 +206,14 @@ fn two_hosts_find_each_other_through_mpi() {
 /// One launcher for the ranks of both hosts. A rank that is killed on the other host is named.
 #[test]
 fn our_launcher_starts_mpiexec_for_two_hosts() {
-    if installed().is_none() {
-        return;
+    if let Err(why) = installed() {
+        return println!("skipped: {why}");
     }
     let folder = Folder::new(RUN);
-    let Some(hosts) = two_hosts("n", &folder) else { return };
+    let hosts = match two_hosts("n", &folder) {
+        Ok(hosts) => hosts,
+        Err(why) => return println!("skipped: {why}"),
+    };
     let launch = [env!("CARGO_BIN_EXE_lockstep"), "train", "run.yaml", "--nnodes", "2", "--nproc", "2"];
     let settings =
         ["--master-addr", Hosts::ADDRESSES[0], "carrier=mpi", "threads=1", "strategy=hybrid_shard"];
@@ -263,7 +267,10 @@ fn ranks_of_an_mpi_launcher_start_no_others() {
 /// One rank without the library: all of them do without.
 #[test]
 fn one_rank_without_the_library_keeps_all_from_it() {
-    let Some((_, mpiexec)) = installed() else { return };
+    let mpiexec = match installed() {
+        Ok(mpiexec) => mpiexec,
+        Err(why) => return println!("skipped: {why}"),
+    };
     let folder = Folder::new(RUN);
     let before = "test $PMI_RANK = 0 || export LOCKSTEP_MPI_DIR=/nowhere";
     let ended = by_mpiexec(&folder, &mpiexec, 2, before, &[]);
@@ -320,8 +327,8 @@ fn wait_for_checkpoint(folder: &Folder, after: u64) -> u64 {
 /// Killed once, all ranks restart from the checkpoint; killed again, the launcher reports which rank was lost.
 #[test]
 fn a_killed_rank_restarts_all_and_is_named() {
-    if installed().is_none() {
-        return;
+    if let Err(why) = installed() {
+        return println!("skipped: {why}");
     }
     let folder = Folder::new(RUN);
     let args = ["train", "run.yaml", "--nproc", "3", "carrier=mpi", "threads=1", "max_steps=1000000"];
@@ -353,8 +360,8 @@ fn a_killed_rank_restarts_all_and_is_named() {
 /// A rank that fails is reported with its error and its exit code.
 #[test]
 fn a_failing_rank_is_reported() {
-    if installed().is_none() {
-        return;
+    if let Err(why) = installed() {
+        return println!("skipped: {why}");
     }
     let folder = Folder::new(RUN);
     let mut command = folder.command(&[
@@ -374,8 +381,8 @@ fn a_failing_rank_is_reported() {
 /// A stop request reaches the ranks through mpiexec: they save a checkpoint.
 #[test]
 fn a_stop_saves_a_checkpoint() {
-    if installed().is_none() {
-        return;
+    if let Err(why) = installed() {
+        return println!("skipped: {why}");
     }
     let folder = Folder::new(RUN);
     let args = ["train", "run.yaml", "--nproc", "2", "carrier=mpi", "threads=1", "max_steps=1000000"];

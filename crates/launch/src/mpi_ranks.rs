@@ -27,7 +27,7 @@ impl MpiRanks {
         get: &dyn Fn(&'static str) -> Option<String>,
     ) -> Result<Option<MpiRanks>, LaunchError> {
         let is_set = |name: &&'static str| get(name).is_some();
-        let complete = LAUNCHERS.iter().find(|names| names.iter().all(|name| is_set(&name)));
+        let complete = LAUNCHERS.iter().find(|names| names.iter().all(is_set));
         let Some(names @ [of_rank, of_size, of_local_rank, of_local_size]) = complete.copied() else {
             return incomplete(get);
         };
