@@ -18,12 +18,7 @@ pub(crate) struct UnknownFlag {
 /// Flags of torchrun, `accelerate launch` and `deepspeed` that have no counterpart of the same name, and what to use
 /// instead. Dashes and underscores are the same.
 const FOREIGN_FLAGS: &[(&[&str], &str)] = &[
-    (
-        &["rdzv_backend", "rdzv_conf", "local_addr"],
-        "there is one way for nodes to find each other: --master-addr and --master-port. Remove it.",
-    ),
-    (&["rdzv_endpoint"], "use --master-addr and --master-port."),
-    (&["rdzv_id"], "nodes recognize each other by the token in LOCKSTEP_TOKEN_FILE. Remove it."),
+    (&["local_addr"], "nodes find each other by --master-addr and --master-port. Remove it."),
     (
         &["role", "event_log_handler", "logs_specs", "monitor_interval"],
         "ranks have no roles or event logs. Remove it.",
@@ -197,7 +192,7 @@ mod tests {
         assert_eq!(hint("lockstep train --nproc_per_nod 2"), "did you mean --nproc-per-node?");
         assert_eq!(hint("lockstep launch --nnode=2"), "did you mean --nnodes?");
         assert_eq!(hint("lockstep plan --nproc-per-nodes 2"), "did you mean --nproc-per-node?");
-        assert!(hint("lockstep train --rdzv_backend c10d").contains("--master-addr"));
+        assert!(hint("lockstep train --local_addr alpha").contains("--master-addr"));
         assert!(hint("lockstep train --use-env").contains("not a Python script"));
         assert!(hint("lockstep train --foo_bar_baz 3").starts_with("`lockstep train --help` lists"));
         let error = to_settings(typed("lockstep train --my_api_kee=abcdef123")).unwrap_err();

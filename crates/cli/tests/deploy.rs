@@ -134,18 +134,18 @@ fn contradictions_of_the_scheduler_are_refused() {
     ];
     assert_snapshot!(refused(&["--nnodes", "2"], &step), @r"
     error: `--nnodes` is 2, but the scheduler set SLURM_STEP_NUM_NODES to 4
-    hint: Remove `--nnodes`: the scheduler's value is then used. With --standalone, every node trains alone.
+    hint: remove `--nnodes`: the scheduler's value is then used. With --standalone, every node trains alone.
     ");
     assert_snapshot!(refused(&["--nproc", "2", "--node-rank", "3"], &step), @r"
     error: `--node-rank` is 3, but the scheduler set SLURM_NODEID to 1
-    hint: Remove `--node-rank`: the scheduler's value is then used. With --standalone, every node trains alone.
+    hint: remove `--node-rank`: the scheduler's value is then used. With --standalone, every node trains alone.
     ");
     let mut tasks = step;
     (tasks[5].1, tasks[6].1) = ("8", "2(x4)");
     (tasks[3].1, tasks[4].1) = ("3", "1");
     assert_snapshot!(refused(&["--nproc", "2"], &tasks), @r"
     error: cannot start ranks: this process is already a rank (srun started it as rank 3 of 8)
-    hint: Under torchrun or another launcher, remove --nproc and the other launcher flags; otherwise unset RANK.
+    hint: under torchrun or another launcher, remove --nproc and the other launcher flags; otherwise unset RANK.
     ");
 }
 
@@ -215,6 +215,7 @@ fn program(folder: &Folder, name: &str, text: &str) -> PathBuf {
 
 /// A job whose programs are the stand-in and this build.
 fn job(folder: &Folder, script: &str, per_node: u32) -> Command {
+    fs::create_dir(folder.path("bin")).unwrap();
     program(folder, "bin/srun", SRUN);
     program(folder, "bin/scontrol", "#!/bin/bash\necho \"$@\" >> requeued\n");
     let lockstep = format!("#!/bin/bash\nexec {} \"$@\"\n", env!("CARGO_BIN_EXE_lockstep"));
@@ -231,7 +232,7 @@ fn job(folder: &Folder, script: &str, per_node: u32) -> Command {
             None => bash.env_remove(name),
         };
     }
-    bash.env("PATH", path).env("PER_NODE", per_node.to_string()).env("LOCKSTEP_NPROC", "2");
+    bash.env("PATH", path).env("PER_NODE", per_node.to_string()).env("NPROC", "2");
     bash.env("SLURM_JOB_ID", (20_000 + std::process::id() % 10_000 + per_node).to_string());
     bash
 }
