@@ -6,7 +6,7 @@
 
 use std::process::ExitCode;
 
-use lockstep_config::{DeviceKind, Purpose, RunConfig};
+use lockstep_config::{DeviceKind, LaunchSettings, Purpose, RunConfig};
 use lockstep_launch::{Session, World};
 
 use crate::args::Selftest;
@@ -15,7 +15,7 @@ use crate::collectives::{Collectives, Operation, SingleRank};
 use crate::report::{self, Failure};
 use crate::selftest::ChecksFailed;
 use crate::train::launch_failed;
-use crate::{gpu, inputs, launch, ranks};
+use crate::{foreign_launch, gpu, inputs, launch, ranks};
 
 /// Elements of the tensors with known values: one for a few ranks, and many that no number of ranks divides.
 const CHECKED_ELEMS: [usize; 2] = [5, (1 << 20) + 7];
@@ -46,7 +46,8 @@ pub(crate) fn start(args: &Selftest) -> Result<ExitCode, Failure> {
     if config.plan.world_size() == 1 {
         return Err(Box::new(SingleRank));
     }
-    launch::start(&args.launch, &config, &["selftest"], &settings)
+    let flags = foreign_launch::filled(&args.launch, &LaunchSettings::default())?;
+    launch::start(&flags, &config, &["selftest"], &settings)
 }
 
 /// Runs the checks as one of the ranks.

@@ -85,7 +85,7 @@ fn a_doorbell_works_through_a_read_only_mapping() {
     use rustix::thread::futex;
     let (a, b) = pair();
     let doorbell = &a.link(Rank(1)).peer.block.cell(0).doorbell;
-    let time = |millis: i64| Timespec { tv_sec: 0, tv_nsec: millis * 1_000_000 };
+    let time = |millis: i64| Timespec { tv_sec: millis / 1000, tv_nsec: millis % 1000 * 1_000_000 };
     let sleep = |value, millis| futex::wait(doorbell, futex::Flags::empty(), value, Some(&time(millis)));
     assert_eq!(sleep(0, 20), Err(Errno::TIMEDOUT));
     assert_eq!(sleep(1, 20), Err(Errno::AGAIN));
