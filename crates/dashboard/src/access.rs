@@ -12,7 +12,7 @@ use crate::request::Request;
 use crate::response::Response;
 use crate::token::Token;
 
-/// What a cookie proves. The cookie is not the token, which whoever reads it could use elsewhere.
+/// What a cookie proves. It is not the token: a stolen cookie is of no use elsewhere.
 const COOKIE_LABEL: &str = "dashboard cookie";
 const TOKEN_LABEL: &str = "dashboard token";
 /// A week.

@@ -51,7 +51,7 @@ impl Site {
             ["metrics"] => self.metrics(),
             ["api", "runs"] => Response::json(self.runs.list_json().to_string()),
             ["api", "wait"] => {
-                // Whoever knows nothing yet gets everything at once.
+                // A page without a revision knows nothing yet and is answered at once.
                 if let Some(revision) = request.number("revision") {
                     self.runs.wait(revision, MAX_WAIT, &self.stopping);
                 }

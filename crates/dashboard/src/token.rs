@@ -13,7 +13,7 @@ use crate::error::DashboardError;
 const LEAST_CHARS: usize = 16;
 const MOST_BYTES: u64 = 4096;
 
-/// A secret that whoever opens the page must have. Never printed, except as a part of the address that the user opens.
+/// The secret that opens the page. Never printed, except as a part of the address that the user opens.
 #[derive(Clone)]
 pub struct Token {
     text: String,

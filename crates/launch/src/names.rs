@@ -64,7 +64,7 @@ pub const NCCL_IB_DISABLE: &str = "NCCL_IB_DISABLE";
 pub const PMI_RANK: &str = "PMI_RANK";
 /// See [`PMI_RANK`].
 pub const PMI_SIZE: &str = "PMI_SIZE";
-/// This host, as MPICH's mpiexec was told to reach it. Read.
+/// The name by which MPICH's mpiexec reaches this host. Read.
 pub const PMI_HOSTNAME: &str = "PMI_HOSTNAME";
 /// The position among the ranks of this host, and their number, as MPICH's mpiexec sets them. Read.
 pub const MPI_LOCALRANKID: &str = "MPI_LOCALRANKID";
